@@ -1,0 +1,23 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean system-deps
+
+help:           ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+setup:          ## create .venv, install vLLM (CPU), kvscope and the tools, build the tiny models
+	@scripts/bootstrap.sh
+
+demo: setup     ## run a real engine with kvscope on and show what it finds
+	@.venv/bin/kvscope demo
+
+test:           ## style, types, unit tests, then the real engine with both runners
+	@scripts/test.sh
+
+lint: setup     ## style and types only
+	@scripts/lint.sh
+
+system-deps:    ## install the system packages that a bare Debian or Ubuntu lacks (asks for root)
+	@scripts/system-deps.sh
+
+clean:          ## remove what was built, except .venv
+	rm -rf build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
