@@ -1,0 +1,1 @@
+"""Station 4, wherever state is. In: state and one fact. Out: findings."""

@@ -1,0 +1,32 @@
+"""A digest of block-table rows that is cheap on the step path and reproducible offline."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .plans import Int32
+
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, from the golden ratio: neighbouring columns get unrelated weights
+
+
+def column_weights(width: int) -> npt.NDArray[np.uint64]:
+    """Odd 64-bit weights ``uint64 [width]``, the same in every process and version of ``kvscope.trace/1``."""
+    columns = np.arange(1, width + 1, dtype=np.uint64)
+    mixed = columns * np.uint64(_MULTIPLIER)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(_MULTIPLIER)
+    return mixed | np.uint64(1)
+
+
+def table_digest(
+    tables: Int32, judged: npt.NDArray[np.bool_], weights: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Weighted sum of each row modulo 2**64, over the entries where ``judged`` is True.
+
+    ``tables`` ``int32 [rows, width]``, ``judged`` the same shape, ``weights`` ``uint64 [width]``. Two rows that differ
+    in one entry always differ in the digest, since the weights are odd; for longer differences a chance collision
+    has a probability of about 2**-64.
+    """
+    entries = np.where(judged, tables, 0).astype(np.uint64)
+    return entries @ weights

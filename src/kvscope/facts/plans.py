@@ -1,0 +1,105 @@
+"""What the model runner hands to attention: the plan, read at the last host point before the forward.
+
+Sources: V1 ``GPUModelRunner._get_slot_mappings`` (``vllm/v1/worker/gpu_model_runner.py``), V2
+``GPUModelRunner.prepare_attn`` (``vllm/v1/worker/gpu/model_runner.py``), vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+PAD_SLOT = -1
+"""The slot of a token that must not be written (``PAD_SLOT_ID``, ``vllm/v1/attention/backends/utils.py``)."""
+
+
+class GroupPlan(msgspec.Struct, kw_only=True):
+    """Final block tables and slots of one KV-cache group, in batch order.
+
+    ``tables`` is ``int32 [rows, width]``; only the first ``table_blocks[i]`` entries of row ``i`` mean anything, what
+    follows is left over from earlier batches. ``slots`` is ``int64 [tokens, padding included]``. The arrays may be
+    views of the host's live buffers: they are valid only until the hook returns.
+    """
+
+    group_id: int
+    tables: Int32
+    table_blocks: Int32
+    slots: Int64
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """One step of one rank as the runner built it. ``rows = len(request_ids)``.
+
+    ``query_start`` is ``int32 [rows + 1]``, ``positions`` ``int64 [num_tokens]``, ``seq_lens`` ``int32 [rows]``
+    (tokens visible to attention after this step). ``num_tokens`` are real tokens; the slots may be longer (padding).
+    ``exact`` is False where the host itself only has an upper bound of the computed tokens (asynchronous speculative
+    decoding): positions and lengths are then not judged.
+    """
+
+    request_ids: list[str]
+    query_start: Int32
+    positions: Int64
+    seq_lens: Int32
+    num_tokens: int
+    groups: list[GroupPlan]
+    graph_mode: str = "NONE"
+    exact: bool = True
+
+
+class DummyRun(msgspec.Struct, kw_only=True):
+    """Slots of a run that serves no request (profiling, warm-up, capture, an idle data-parallel rank).
+
+    ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`.
+    """
+
+    slots: dict[int, Int64]
+    num_tokens: int
+
+
+class GroupSnapshot(msgspec.Struct, kw_only=True):
+    """What is kept of a :class:`GroupPlan` after the hook: own copies, small enough to queue.
+
+    ``slots`` ``int64 [num_tokens]`` are the slots of the real tokens, ``padding_slots`` counts the entries behind
+    them and ``padding_enabled`` ``int64 [n]`` holds those that are not :data:`PAD_SLOT`. ``table_blocks``,
+    ``blocks_needed``, ``window_skipped`` are ``int32 [rows]``; ``digests`` ``uint64 [rows]`` is
+    :func:`table_digest` over the entries ``window_skipped .. blocks_needed`` of each row. ``tables`` holds these
+    entries themselves for the rows that need them spelled out: those that differ from the replayed declaration, or
+    all rows in ``records = "full"``.
+    """
+
+    group_id: int
+    slots: Int64
+    padding_slots: int
+    padding_enabled: Int64
+    table_blocks: Int32
+    blocks_needed: Int32
+    window_skipped: Int32
+    digests: npt.NDArray[np.uint64]
+    tables: dict[int, Int32]
+
+
+class PlanSnapshot(msgspec.Struct, kw_only=True):
+    """What is kept of a :class:`Plan` for the record: one kv.write and one kv.read.
+
+    ``query_lens``, ``computed`` (tokens before this step, as the declaration has it), ``seq_lens`` are
+    ``int32 [rows]``; ``first_positions`` and ``last_positions`` ``int64 [rows]``. ``positions`` is None where every
+    row is a run of consecutive positions, else ``int64 [num_tokens]``.
+    """
+
+    step: int
+    trace_id: str
+    request_ids: list[str]
+    query_lens: Int32
+    first_positions: Int64
+    last_positions: Int64
+    positions: Int64 | None
+    computed: Int32
+    seq_lens: Int32
+    num_tokens: int
+    graph_mode: str
+    exact: bool
+    groups: list[GroupSnapshot]

@@ -1,0 +1,91 @@
+"""What the scheduler said about requests in one step, and what the worker was told.
+
+Source: ``vllm/v1/core/sched/output.py``, ``SchedulerOutput``, ``NewRequestData``, ``CachedRequestData`` (0.32).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BlockIds = tuple[list[int], ...]
+"""Block ids of one request, one list a KV-cache group."""
+
+NEW = "new"
+CACHED = "cached"
+RESUMED = "resumed"
+
+
+class StepRequests(msgspec.Struct, kw_only=True):
+    """The request side of one ``SchedulerOutput``, in its own order: new entries first, then known ones.
+
+    ``new_*`` and ``cached_*`` are parallel lists. ``new_blocks[i]`` is the whole table of a request,
+    ``cached_blocks[i]`` what is appended to it (None: nothing), or the whole table where ``cached_ids[i]`` is in
+    ``resumed``. Two values compare equal exactly when the scheduler's word arrived as it was given.
+    """
+
+    new_ids: list[str]
+    new_blocks: list[BlockIds]
+    new_computed: list[int]
+    cached_ids: list[str]
+    cached_blocks: list[BlockIds | None]
+    cached_computed: list[int]
+    resumed: set[str]
+    scheduled: dict[str, int]
+    finished: set[str]
+    preempted: set[str]
+
+
+class Declaration(msgspec.Struct, kw_only=True):
+    """What the scheduler declared for one step: a deep copy, taken as ``Scheduler.schedule()`` returned.
+
+    The host mutates its own lists afterwards when scheduler and worker share a process (``gpu_model_runner``,
+    ``_update_states`` extends them in place), so nothing in here may alias a host object.
+
+    ``step`` counts every ``schedule()`` result from 1, empty ones included. ``new_prompt_tokens`` runs beside
+    ``requests.new_ids``, ``cached_output_tokens`` beside ``requests.cached_ids``. ``spec_tokens`` has only requests
+    that were given draft tokens. Token counts, never token ids.
+    """
+
+    step: int
+    trace_id: str
+    requests: StepRequests
+    new_prompt_tokens: list[int]
+    cached_output_tokens: list[int]
+    spec_tokens: dict[str, int]
+    invalid_spec_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    token_budget: int | None
+    zero_blocks: list[int] | None
+    copies: list[tuple[int, int]] | None
+    connector_plan: str | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.total_num_scheduled_tokens == 0
+
+    def kind_of(self, request_id: str) -> str:
+        if request_id in self.requests.resumed:
+            return RESUMED
+        return NEW if request_id in self.requests.new_ids else CACHED
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """The front end turned the id that a client sees into the id that the engine uses.
+
+    Source: ``InputProcessor.assign_request_id`` and ``OutputProcessor.add_request`` (``vllm/v1/engine``).
+    ``child_index`` tells the samples of one ``n > 1`` request apart.
+    """
+
+    client_request_id: str
+    request_id: str
+    child_index: int
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back for one step: ids in result order, and how many tokens were sampled for each.
+
+    ``sampled_tokens[i]`` is None where the result does not say (an asynchronous output before its copy is done).
+    """
+
+    request_ids: tuple[str, ...]
+    sampled_tokens: tuple[int | None, ...]
