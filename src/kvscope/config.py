@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 from kvscope.errors import ConfigurationError, quoted
 
 CONFIG_KEYS = ("kv_trace", "kv_guard_config", "kv_monitor", "kv_transfer", "kv_output")
-
 DISABLE_VARIABLE = "KVSCOPE_DISABLE"
 DIR_VARIABLE = "KVSCOPE_DIR"
 ENVIRONMENT_VARIABLES: Mapping[str, str] = {
@@ -48,7 +47,6 @@ LogLevel = Literal["off", "findings", "all"]
 RequestIds = Literal["plain", "hashed", "omitted"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-
 T = TypeVar("T")
 
 
@@ -101,11 +99,8 @@ def _integer(low: int, high: int) -> _Kind:
 
 
 def _text(pattern: str, allowed: str) -> _Kind:
-    def accepts(value: object) -> bool:
-        # An unprintable character would break the log line or the header that the text ends up in.
-        return isinstance(value, str) and value.isprintable() and re.fullmatch(pattern, value, re.ASCII) is not None
-
-    return _Kind("string", allowed, accepts)
+    matches = re.compile(pattern, re.ASCII).fullmatch
+    return _Kind("string", allowed, lambda value: isinstance(value, str) and matches(value) is not None)
 
 
 def _is_module_name(value: object) -> bool:
@@ -125,13 +120,17 @@ def _or_null(kind: _Kind) -> _Kind:
 
 
 _BOOLEAN = _Kind("boolean", "true or false", lambda value: isinstance(value, bool))
-_PATH = _text(r"(?=.*\S).{1,4096}", "a path of 1 to 4096 printable characters")
+# Surrogates stand for bytes that are no UTF-8: such a path could not be written into a record.
+_PATH = _text(
+    r"(?=.*\S)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,4096}",
+    "a path of 1 to 4096 characters, no control characters among them",
+)
 _MODULE = _Kind("string", "a dotted module name such as 'package.module'", _is_module_name)
 _DURATION = _range("number", "a number of seconds", (int, float), 0.001, 86_400)
-_HOST = _text(r"\S{1,255}", "a host name or address of 1 to 255 characters without spaces")
+_HOST = _text(r"[!-~]{1,255}", "a host name or address of 1 to 255 visible ASCII characters")
 _URL_PATH = _text(r"/[\w.~!$&'()*+,;=:@%/-]{0,254}", "a path that starts with '/', of at most 255 URL characters")
 _PREFIX = _text(r"[A-Za-z_:][A-Za-z0-9_:]{0,63}", "1 to 64 letters, digits, '_' and ':', the first of them no digit")
-_TAG = _text(r"[!-~]{1,64}", "1 to 64 visible ASCII characters without spaces")
+_TAG = _text(r"[!-~]{1,64}", "1 to 64 visible ASCII characters, no spaces")
 
 
 def _setting(default: T, kind: _Kind, meaning: str) -> T:
@@ -250,11 +249,16 @@ class Config:
         """A copy whose folders (`kv_output.dir`, `kv_transfer.descriptor_dir`) are absolute, relative ones from `base`.
 
         An absolute folder stays as it is, so a second call changes nothing. Nothing is created, no link is followed.
+
+        Raises:
+            ConfigurationError: if only `base` makes a folder one that the other processes would refuse to read.
         """
+        output = replace(self.output, dir=_absolute(self.output.dir, base, "kv_output.dir"))
         transfer = self.transfer
         if transfer.descriptor_dir is not None:
-            transfer = replace(transfer, descriptor_dir=_absolute(transfer.descriptor_dir, base))
-        return replace(self, transfer=transfer, output=replace(self.output, dir=_absolute(self.output.dir, base)))
+            path = "kv_transfer.descriptor_dir"
+            transfer = replace(transfer, descriptor_dir=_absolute(transfer.descriptor_dir, base, path))
+        return replace(self, transfer=transfer, output=output)
 
 
 _SECTIONS: Mapping[str, tuple[str, type[Any]]] = {
@@ -282,10 +286,9 @@ def parse(additional_config: object, environ: Mapping[str, str] | None = None) -
     if environ.get(DISABLE_VARIABLE, "").strip() == "1":
         return Config(disabled_by_environment=True)
     given = additional_config if isinstance(additional_config, dict) else {}
+    wanted = [(key, *_SECTIONS[key]) for key in CONFIG_KEYS if key in given]
     sections: dict[str, Any] = {
-        name: _section(section, given[key], f"additional_config.{key}")
-        for key, (name, section) in _SECTIONS.items()
-        if key in given
+        name: _section(cls, given[key], f"additional_config.{key}") for key, name, cls in wanted
     }
     config = Config(**sections)
     _require_both_or_neither(config.transfer)
@@ -328,8 +331,7 @@ def _require_both_or_neither(transfer: TransferConfig) -> None:
 
 
 def _with_environment_dir(config: Config, environ: Mapping[str, str]) -> Config:
-    given = environ.get(DIR_VARIABLE, "")
-    if not given:
+    if not (given := environ.get(DIR_VARIABLE)):
         return config
     folder = cast("str", _PATH.checked(given, DIR_VARIABLE))
     return replace(config, output=replace(config.output, dir=folder), dir_from_environment=True)
@@ -356,9 +358,7 @@ def travel_dict(config: Config, additional_config: object) -> object:
 
 def travel_environment(config: Config) -> dict[str, str]:
     """What the front end puts into the environment of the processes that it starts, for the same `config`."""
-    if not config.any_enabled or not config.dir_from_environment:
-        return {}
-    return {DIR_VARIABLE: config.output.dir}
+    return {DIR_VARIABLE: config.output.dir} if config.any_enabled and config.dir_from_environment else {}
 
 
 class Setting(NamedTuple):
@@ -391,9 +391,9 @@ def _as_json(section: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _absolute(folder: str, base: Path) -> str:
+def _absolute(folder: str, base: Path, path: str) -> str:
     try:
         expanded = Path(folder).expanduser()
     except RuntimeError:  # there is no home folder, and "~" is a name like any other
         expanded = Path(folder)
-    return str((base / expanded).absolute())
+    return cast("str", _PATH.checked(str((base / expanded).absolute()), f"additional_config.{path}"))
