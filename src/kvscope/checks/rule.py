@@ -6,9 +6,14 @@ evidence and action of every kv.violation.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Generic, Literal, TypeVar
 
 import msgspec
+
+from .finding import Finding
+
+Subject = TypeVar("Subject")
 
 Severity = Literal["info", "warning", "error", "fatal"]
 Part = Literal["kv_trace", "kv_guard_config", "kv_transfer"]
@@ -73,5 +78,55 @@ PLAN_LENGTHS = "the lengths handed to attention"
 RECEIVED = "the SchedulerOutput that the worker received"
 HOST_ONLY = "what the device really accessed; kvscope sees the host's plan"
 
-# Order of precedence (spec section 3): outside cache, null block, released or reserved, foreign, target or length.
-OUTSIDE, NULL, RELEASED, FOREIGN, TARGET, LENGTH, OTHER = 10, 20, 30, 40, 50, 60, 70
+OUTSIDE, NULL, RELEASED, FOREIGN_ROW, FOREIGN, COLLISION, POSITION, TARGET, LENGTH, SHORT, OTHER = range(10, 120, 10)
+"""Order of precedence where several reasons fit one access: outside cache, null block, released or reserved, foreign,
+target or length. Within a class the more telling reason stands first: a whole foreign row before a foreign block, the
+shifted position before the slot that follows from it.
+"""
+
+
+class RuleFunction(Generic[Subject]):
+    """A rule and the function that judges by it; the function's name is the reason."""
+
+    __slots__ = ("judge", "rule")
+
+    def __init__(self, rule: Rule, judge: Callable[[Subject], Iterator[Finding]]) -> None:
+        self.rule = rule
+        self.judge = judge
+
+    def __call__(self, subject: Subject) -> Iterator[Finding]:
+        return self.judge(subject)
+
+
+def rule(
+    *,
+    check: str,
+    severity: Severity,
+    rank: int,
+    title: str,
+    fires: str,
+    silent: str,
+    sources: tuple[str, str],
+    proves_not: str = HOST_ONLY,
+    invariant: bool = False,
+) -> Callable[[Callable[[Subject], Iterator[Finding]]], RuleFunction[Subject]]:
+    """Declare a rule over the function that judges by it."""
+
+    def declare(judge: Callable[[Subject], Iterator[Finding]]) -> RuleFunction[Subject]:
+        return RuleFunction(
+            Rule(
+                reason=judge.__name__,
+                check=check,
+                severity=severity,
+                title=title,
+                fires=fires,
+                silent=silent,
+                sources=sources,
+                invariant=invariant,
+                proves_not=proves_not,
+                rank=rank,
+            ),
+            judge,
+        )
+
+    return declare

@@ -45,7 +45,7 @@ def start(
     *,
     in_process: bool = True,
     additional_config: Mapping[str, object] | None = None,
-    num_blocks: int | None = 64,
+    num_blocks: int | None = 128,
     block_size: int = 32,
     dtype: str = "float32",
     max_model_len: int = 512,
@@ -120,12 +120,12 @@ def generate(llm: Any, prompts: Sequence[Sequence[int]], max_tokens: int = 16, *
 
 
 def scheduler(llm: Any) -> Any:
-    """vLLM's scheduler object of an engine in this process."""
+    """The `Scheduler` of an engine in this process."""
     return _core(llm).scheduler
 
 
 def model_runner(llm: Any) -> Any:
-    """vLLM's model runner object of an engine in this process."""
+    """The model runner of an engine in this process."""
     return _core(llm).model_executor.driver_worker.worker.model_runner
 
 

@@ -1,8 +1,10 @@
 """Tiny models of real architectures, with a byte-level tokenizer and real random weights.
 
 Weights matter even where nobody reads the text: with the engine's own dummy weights the logits are uniform and do not
-depend on the KV cache, so that a test of the cache could not fail. The ones written here are seeded and large enough
-that the next token follows from what attention reads.
+depend on the KV cache, so that a test of the cache could not fail. The ones written here are seeded, and scaled so that
+the next token follows from what attention reads: where the output layer is the embedding, large embeddings would only
+repeat the last token, and flat attention would only see an average. Changing one token early in a prompt changes the
+continuation.
 
     python -m kvscope.testing.models build/models
 """
@@ -19,7 +21,7 @@ from typing import Any, Literal, get_args
 from kvscope.testing.environment import cache_directory
 
 Kind = Literal["qwen3", "gemma3", "deepseek-v2"]
-"""`qwen3`: one group of full attention. `gemma3`: five sliding-window layers to one full. `deepseek-v2`: latent (MLA)."""
+"""`qwen3`: full attention, one group. `gemma3`: five sliding-window layers, one full. `deepseek-v2`: latent (MLA)."""
 
 Shape = tuple[int, ...]
 Weight = tuple[str, Shape, float]
@@ -121,7 +123,7 @@ def _grouped_attention(prefix: str, config: dict[str, Any], *, q_norm: float, k_
     yield f"{prefix}.q_proj.weight", (queries, hidden), 0.3
     yield f"{prefix}.k_proj.weight", (keys, hidden), 0.3
     yield f"{prefix}.v_proj.weight", (keys, hidden), 0.5
-    yield f"{prefix}.o_proj.weight", (hidden, queries), 0.5
+    yield f"{prefix}.o_proj.weight", (hidden, queries), 1.0
     yield f"{prefix}.q_norm.weight", (head,), q_norm
     yield f"{prefix}.k_norm.weight", (head,), k_norm
 
@@ -138,10 +140,11 @@ def _latent_attention(prefix: str, config: dict[str, Any]) -> Iterator[Weight]:
 
 def _qwen3(config: dict[str, Any]) -> Iterator[Weight]:
     hidden = config["hidden_size"]
+    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 0.05
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,), 1.0
-        yield from _grouped_attention(f"{prefix}.self_attn", config, q_norm=1.5, k_norm=1.0)
+        yield from _grouped_attention(f"{prefix}.self_attn", config, q_norm=4.0, k_norm=1.0)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 1.0
         yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
     yield "model.norm.weight", (hidden,), 1.0
@@ -150,17 +153,19 @@ def _qwen3(config: dict[str, Any]) -> Iterator[Weight]:
 def _gemma3(config: dict[str, Any]) -> Iterator[Weight]:
     hidden = config["hidden_size"]
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 0.1
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         # Gemma's norms scale by one plus the weight.
         yield from ((f"{prefix}.{norm}_layernorm.weight", (hidden,), 0.0) for norm in norms)
-        yield from _grouped_attention(f"{prefix}.self_attn", config, q_norm=0.5, k_norm=0.0)
+        yield from _grouped_attention(f"{prefix}.self_attn", config, q_norm=3.0, k_norm=0.0)
         yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
     yield "model.norm.weight", (hidden,), 0.0
 
 
 def _deepseek_v2(config: dict[str, Any]) -> Iterator[Weight]:
     hidden, expert = config["hidden_size"], config["moe_intermediate_size"]
+    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 1.0
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,), 1.0
@@ -195,7 +200,7 @@ def build(kind: Kind, directory: Path | None = None) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=target.parent))
     try:
         _write_tokenizer(draft)
-        _write_weights(draft, [("model.embed_tokens.weight", (_VOCABULARY, config["hidden_size"]), 1.0)], kind, config)
+        _write_weights(draft, kind, config)
         _write_json(draft / "config.json", config)
         _write_json(draft / _MARK, {"sha256": mark})
         draft.chmod(0o755)
@@ -249,15 +254,14 @@ def _write_tokenizer(directory: Path) -> None:
     _write_json(directory / "tokenizer_config.json", settings)
 
 
-def _write_weights(directory: Path, first: list[Weight], kind: Kind, config: dict[str, Any]) -> None:
+def _write_weights(directory: Path, kind: Kind, config: dict[str, Any]) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
     random = np.random.default_rng(_SEED)
     tensors = {}
-    for name, shape, scale in [*first, *_WEIGHTS[kind](config)]:
-        is_norm = len(shape) == 1
-        values = np.full(shape, scale) if is_norm else random.standard_normal(shape) * scale
+    for name, shape, scale in _WEIGHTS[kind](config):
+        values = np.full(shape, scale) if len(shape) == 1 else random.standard_normal(shape) * scale
         tensors[name] = values.astype(np.float32)
     save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
 

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,8 @@ class Server:
         return code
 
     def _kill_group(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def free_port() -> int:
@@ -82,7 +80,7 @@ def command(model: Path, port: int, *, additional_config: Mapping[str, object] |
     arguments = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     arguments += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "512", "--block-size", "32"]
-    arguments += ["--num-gpu-blocks-override", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    arguments += ["--num-gpu-blocks-override", "128", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
     arguments += ["--kv-cache-memory-bytes", str(64 << 20), "--enable-prompt-tokens-details"]
     if additional_config is not None:
         arguments += ["--additional-config", json.dumps(additional_config)]
@@ -112,7 +110,7 @@ def start_server(
     with log.open("wb") as output:
         process = subprocess.Popen(
             arguments,
-            env=os.environ | environment(runner, in_process=False) | (variables or {}),
+            env={**os.environ, **environment(runner, in_process=False), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,169 @@
+"""L: what the scheduler declared is what the worker was told, and what the runner put into its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ..facts.requests import Declaration, StepRequests
+from . import rule as r
+from .finding import Finding
+from .rule import rule
+
+
+class HandoverView(msgspec.Struct, frozen=True, kw_only=True):
+    """A SchedulerOutput as a worker received it, beside the declaration attached to it.
+
+    ``declaration`` is None where nothing was attached. ``batch`` is None at the worker's door and holds the request
+    ids of the batch once the runner has built it.
+    """
+
+    step: int
+    trace_id: str
+    declaration: Declaration | None
+    received: StepRequests
+    batch: list[str] | None = None
+
+
+def _finding(view: HandoverView, request_id: str | None, expected: str, actual: str) -> Finding:
+    return Finding(
+        reason="",
+        step=view.step,
+        trace_id=view.trace_id,
+        request_id=request_id,
+        expected=expected,
+        actual=actual,
+    )
+
+
+@rule(
+    check="L",
+    severity="error",
+    rank=r.OTHER,
+    title="a step reached the worker without its declaration",
+    fires="A SchedulerOutput came through the executor's RPC without what the scheduler attached to it.",
+    silent="Warm-up, profiling and dummy runs, which the worker makes itself; steps that the scheduler's hook missed.",
+    sources=(r.RECEIVED, "the declarations of earlier steps"),
+    proves_not="That the step itself is wrong; it cannot be judged.",
+)
+def handover_missing(view: HandoverView) -> Iterator[Finding]:
+    if view.declaration is None:
+        yield _finding(view, None, "a declaration", "none")
+
+
+@rule(
+    check="L",
+    severity="error",
+    rank=r.TARGET,
+    title="the worker was told of other requests than declared",
+    fires="Scheduled, new, resumed, finished or preempted requests, their token counts, or the requests in the "
+    "runner's batch differ from the declaration.",
+    silent="The order of the batch, which the runner chooses; block lists (handover_delta_mismatch).",
+    sources=(r.RECEIVED, "the scheduler's declaration"),
+    proves_not="Where between scheduler and worker the message changed.",
+)
+def handover_request_mismatch(view: HandoverView) -> Iterator[Finding]:
+    if view.declaration is None:
+        return
+    declared = view.declaration.requests
+    if view.batch is not None:
+        yield from _batch_mismatch(view, declared, view.batch)
+        return
+    received = view.received
+    tokens = _changed(declared.scheduled, received.scheduled)
+    computed = _changed(_computed(declared), _computed(received))
+    roles = {
+        request_id: (str(sorted(_roles(declared, request_id))), str(sorted(_roles(received, request_id))))
+        for request_id in sorted(_everyone(declared) | _everyone(received))
+        if _roles(declared, request_id) != _roles(received, request_id)
+    }
+    for request_id in sorted({*tokens, *computed, *roles}):
+        what, (expected, actual) = next(
+            (name, table[request_id])
+            for name, table in (("role", roles), ("scheduled tokens", tokens), ("computed tokens", computed))
+            if request_id in table
+        )
+        yield _finding(view, request_id, f"{what} {expected}", f"{what} {actual}")
+
+
+def _batch_mismatch(view: HandoverView, declared: StepRequests, batch: list[str]) -> Iterator[Finding]:
+    for request_id in sorted(declared.scheduled.keys() - set(batch)):
+        yield _finding(view, request_id, "in the batch", "absent")
+    for request_id in sorted(set(batch) - declared.scheduled.keys()):
+        yield _finding(view, request_id, "not scheduled", "in the batch")
+
+
+@rule(
+    check="L",
+    severity="error",
+    rank=r.SHORT,
+    title="the worker was given other blocks than declared",
+    fires="The block ids that a request was given in this step differ between declaration and SchedulerOutput.",
+    silent="Requests that are missing altogether (handover_request_mismatch).",
+    sources=(r.RECEIVED, "the scheduler's declaration"),
+    proves_not="Where between scheduler and worker the message changed.",
+)
+def handover_delta_mismatch(view: HandoverView) -> Iterator[Finding]:
+    if view.declaration is None or view.batch is not None:
+        return
+    declared, received = _blocks(view.declaration.requests), _blocks(view.received)
+    for request_id in sorted(declared.keys() & received.keys()):
+        mine, theirs = declared[request_id], received[request_id]
+        if mine == theirs:
+            continue
+        finding = _finding(view, request_id, _counts(mine), _counts(theirs))
+        groups = zip(mine or (), theirs or [[]] * len(mine or ()))
+        for group_id, (expected, actual) in enumerate(groups):
+            if expected != actual:
+                finding.group_id = group_id
+                finding.block_id = next((b for b in expected if b not in actual), None)
+                break
+        yield finding
+
+
+def _counts(blocks: object) -> str:
+    if not isinstance(blocks, (tuple, list)):
+        return "no blocks"
+    return "blocks a group: " + " ".join(str(len(group)) for group in blocks)
+
+
+def _blocks(requests: StepRequests) -> dict[str, object]:
+    return {
+        **dict(zip(requests.cached_ids, requests.cached_blocks)),
+        **dict(zip(requests.new_ids, requests.new_blocks)),
+    }
+
+
+def _computed(requests: StepRequests) -> dict[str, int]:
+    return {
+        **dict(zip(requests.cached_ids, requests.cached_computed)),
+        **dict(zip(requests.new_ids, requests.new_computed)),
+    }
+
+
+def _everyone(requests: StepRequests) -> set[str]:
+    return {*requests.new_ids, *requests.cached_ids, *requests.finished, *requests.preempted, *requests.scheduled}
+
+
+def _roles(requests: StepRequests, request_id: str) -> set[str]:
+    members = {
+        "new": requests.new_ids,
+        "cached": requests.cached_ids,
+        "resumed": requests.resumed,
+        "finished": requests.finished,
+        "preempted": requests.preempted,
+        "scheduled": requests.scheduled,
+    }
+    return {role for role, ids in members.items() if request_id in ids}
+
+
+def _changed(declared: dict[str, int], received: dict[str, int]) -> dict[str, tuple[str, str]]:
+    return {
+        request_id: (str(declared.get(request_id)), str(received.get(request_id)))
+        for request_id in declared.keys() | received.keys()
+        if declared.get(request_id) != received.get(request_id)
+    }
+
+
+HANDOVER_RULES = (handover_missing, handover_request_mismatch, handover_delta_mismatch)

@@ -1,0 +1,179 @@
+"""C1, C3 and C6 on the write side: where each token of the step is about to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..facts.plans import PAD_SLOT, Int64
+from . import rule as r
+from .finding import Finding
+from .plan_view import Bool, GroupView, StepView
+from .rule import rule
+
+
+def _first_of_each_row(view: StepView, tokens: Bool) -> Iterator[tuple[int, int]]:
+    """``(row, token)`` of the first marked token of each row that has one."""
+    marked = np.flatnonzero(tokens)
+    rows, first = np.unique(view.token_row[marked], return_index=True)
+    for row, index in zip(rows.tolist(), first.tolist()):
+        yield row, int(marked[index])
+
+
+def _token_finding(view: GroupView, row: int, token: int, **fields: object) -> Finding:
+    slot = int(view.slots[token])
+    return Finding(
+        reason="",
+        step=view.step.declaration.step,
+        trace_id=view.step.declaration.trace_id,
+        request_id=view.step.plan.request_ids[row],
+        row=row,
+        group_id=view.group.group_id,
+        token_index=token,
+        position=int(view.step.plan.positions[token]),
+        block_id=slot // view.group.block_size,
+        slot=slot,
+        expected=int(view.expected_slots[token]),
+        actual=slot,
+        **fields,  # type: ignore[arg-type]  # the keyword names are Finding's own; checked by its constructor
+    )
+
+
+def _blocks(view: GroupView) -> Int64:
+    return view.slots // view.group.block_size
+
+
+def _outside(view: GroupView) -> Bool:
+    outside: Bool = (view.slots >= view.end_slot) | (view.slots < PAD_SLOT)
+    return outside
+
+
+@rule(
+    check="C1",
+    severity="fatal",
+    rank=r.OUTSIDE,
+    title="a token is written outside the cache",
+    fires="The slot of a real token lies beyond num_blocks * block_size, or is negative and not the padding value.",
+    silent="Padding slots; a slot in the wrong block of the pool (write_target_mismatch).",
+    sources=(r.PLAN_SLOTS, "the size of the pool"),
+)
+def write_outside_cache(view: GroupView) -> Iterator[Finding]:
+    for row, token in _first_of_each_row(view.step, _outside(view)):
+        yield _token_finding(view, row, token, launch_fatal=True)
+
+
+@rule(
+    check="C6",
+    severity="error",
+    rank=r.NULL,
+    title="a real token is written to the null block",
+    fires="The slot of a real token lies in the null block, whether or not the declaration says so too.",
+    silent="Dummy runs and padding; state groups, whose dummy runs use the null state slot.",
+    sources=(r.PLAN_SLOTS, "the rule that nobody owns the null block"),
+    invariant=True,
+)
+def null_block_write(view: GroupView) -> Iterator[Finding]:
+    null = _blocks(view) == view.step.bindings.topology.null_block_id
+    for row, token in _first_of_each_row(view.step, null):
+        yield _token_finding(view, row, token)
+
+
+@rule(
+    check="C3",
+    severity="error",
+    rank=r.FOREIGN,
+    title="a token is written into another request's block",
+    fires="The slot lies in a block that is not in this request's declared table and is in that of another live one.",
+    silent="Blocks shared by a prefix hit (they are in both tables); blocks that nobody has.",
+    sources=(r.PLAN_SLOTS, r.DECLARATION),
+)
+def write_foreign_block(view: GroupView) -> Iterator[Finding]:
+    blocks = _blocks(view)
+    wrong = (view.slots != view.expected_slots) & ~_outside(view) & (view.slots != PAD_SLOT)
+    for token in np.flatnonzero(wrong).tolist():
+        row = int(view.step.token_row[token])
+        request_id = view.step.plan.request_ids[row]
+        holders = view.step.bindings.holders(view.group_index, int(blocks[token]))
+        if holders and request_id not in holders:
+            yield _token_finding(view, row, token, other_request_id=holders[0])
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.COLLISION,
+    title="two tokens of one step are written to the same slot",
+    fires="Two real tokens of one step and group have the same slot.",
+    silent="The same slot in different groups or steps; padding; a rejected draft rewritten by a later step.",
+    sources=(r.PLAN_SLOTS, "the rule that a slot holds one token"),
+    invariant=True,
+)
+def write_slot_collision(view: GroupView) -> Iterator[Finding]:
+    order = np.argsort(view.slots, kind="stable")
+    ordered = view.slots[order]
+    repeated = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != PAD_SLOT))
+    for index in repeated.tolist():
+        first, second = int(order[index]), int(order[index + 1])
+        # The token that is not where it should be is the culprit; the later one when both claim the slot rightly.
+        token, other = (first, second) if view.slots[first] != view.expected_slots[first] else (second, first)
+        other_request = view.step.plan.request_ids[int(view.step.token_row[other])]
+        row = int(view.step.token_row[token])
+        own = view.step.plan.request_ids[row]
+        yield _token_finding(view, row, token, other_request_id=other_request if other_request != own else None)
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.TARGET,
+    title="a token is written to a slot that the declaration does not give it",
+    fires="The slot differs from declared block of the position * block_size + offset, in a group that is judged.",
+    silent="Padding; rows whose computed length the host itself only estimates; groups with other semantics.",
+    sources=(r.PLAN_SLOTS, r.DECLARATION),
+)
+def write_target_mismatch(view: GroupView) -> Iterator[Finding]:
+    for row, token in _first_of_each_row(view.step, view.slots != view.expected_slots):
+        yield _token_finding(view, row, token)
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.OTHER,
+    title="a padding slot is enabled",
+    fires="An entry of the slot mapping behind the real tokens is not the padding value, so the kernel may write it.",
+    silent="Everything when the mapping ends with the real tokens.",
+    sources=(r.PLAN_SLOTS, "the rule that padding is never written"),
+    invariant=True,
+)
+def write_padding_slot_enabled(view: GroupView) -> Iterator[Finding]:
+    enabled = np.flatnonzero(view.padding != PAD_SLOT)
+    if not enabled.size:
+        return
+    index = int(enabled[0])
+    slot = int(view.padding[index])
+    holders = view.step.bindings.holders(view.group_index, slot // view.group.block_size)
+    yield Finding(
+        reason="",
+        step=view.step.declaration.step,
+        trace_id=view.step.declaration.trace_id,
+        other_request_id=holders[0] if holders else None,
+        group_id=view.group.group_id,
+        token_index=view.step.plan.num_tokens + index,
+        block_id=slot // view.group.block_size,
+        slot=slot,
+        expected=PAD_SLOT,
+        actual=slot,
+        launch_fatal=slot >= view.end_slot or slot < PAD_SLOT,
+    )
+
+
+WRITE_RULES = (
+    write_outside_cache,
+    null_block_write,
+    write_foreign_block,
+    write_slot_collision,
+    write_target_mismatch,
+    write_padding_slot_enabled,
+)

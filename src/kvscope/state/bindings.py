@@ -1,0 +1,144 @@
+"""Request -> block table, rebuilt from declarations alone.
+
+The manager nulls and relocates entries of its own tables without telling the worker, so the table that a worker must
+have is what the deltas add up to, not what the manager would answer now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..facts.plans import Int32, Int64
+from ..facts.requests import BlockIds, StepRequests
+from ..facts.topology import Topology
+
+_FIRST_ROWS = 16
+_FIRST_WIDTH = 16
+
+
+class Bindings:
+    """The tables of all live requests of one engine: per group ``int32 [capacity, width]``, grown by doubling.
+
+    A request occupies the same row in every group until it finishes or is preempted. ``computed`` and ``scheduled``
+    are the numbers of the last declaration that scheduled the row.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
+        self.lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
+        self.computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self.scheduled: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self.partial: set[str] = set()
+        self._row_of: dict[str, int] = {}
+        self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._row_of
+
+    @property
+    def live(self) -> Iterable[str]:
+        """Ids of all requests that have a table."""
+        return self._row_of.keys()
+
+    def apply(self, requests: StepRequests) -> None:
+        """Take over one step: release what finished or was preempted, then bind and append.
+
+        A known-request entry without a table (kvscope was switched on after its admission) gets one that is marked
+        ``partial``: its rows are not judged.
+        """
+        for request_id in requests.finished:
+            self._release(request_id)
+        for request_id in requests.preempted:
+            self._release(request_id)
+        if requests.new_ids:
+            for request_id, blocks in zip(requests.new_ids, requests.new_blocks):
+                self._bind(request_id, blocks)
+        resumed = requests.resumed
+        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks):
+            if request_id in resumed:
+                self._bind(request_id, delta or ())
+            elif request_id not in self._row_of:
+                self._bind(request_id, delta or ())
+                self.partial.add(request_id)
+            elif delta is not None:
+                self._append(self._row_of[request_id], delta)
+        self._note(requests.new_ids, requests.new_computed, requests.scheduled)
+        self._note(requests.cached_ids, requests.cached_computed, requests.scheduled)
+
+    def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
+        """Row of each request, ``intp [n]``; -1 for one that has no table."""
+        row_of = self._row_of
+        return np.fromiter((row_of.get(r, -1) for r in request_ids), np.intp, len(request_ids))
+
+    def table(self, request_id: str, group_index: int) -> Int32:
+        """The blocks of one request in one group, in logical order; a view, empty for an unknown request."""
+        row = self._row_of.get(request_id)
+        if row is None:
+            return np.zeros(0, np.int32)
+        view: Int32 = self.tables[group_index][row, : self.lengths[group_index, row]]
+        return view
+
+    def holders(self, group_index: int, block_id: int) -> list[str]:
+        """Live requests whose table in this group has the block. Walks all tables: for findings, not for steps."""
+        return [
+            request_id
+            for request_id, row in self._row_of.items()
+            if (self.tables[group_index][row, : self.lengths[group_index, row]] == block_id).any()
+        ]
+
+    def ensure_width(self, group_index: int, width: int) -> None:
+        """Make the group's table at least ``width`` entries wide, so that ``[:, :width]`` can be gathered."""
+        table = self.tables[group_index]
+        if table.shape[1] < width:
+            wider = np.zeros((table.shape[0], max(width, 2 * table.shape[1])), np.int32)
+            wider[:, : table.shape[1]] = table
+            self.tables[group_index] = wider
+
+    def _bind(self, request_id: str, blocks: BlockIds) -> None:
+        self.partial.discard(request_id)
+        row = self._row_of.get(request_id)
+        if row is None:
+            row = self._row_of[request_id] = self._take_row()
+        self.lengths[:, row] = 0
+        self._append(row, blocks)
+
+    def _append(self, row: int, delta: BlockIds) -> None:
+        for group_index, block_ids in enumerate(delta):
+            if not block_ids:
+                continue
+            start = int(self.lengths[group_index, row])
+            end = start + len(block_ids)
+            if end > self.tables[group_index].shape[1]:
+                self.ensure_width(group_index, end)
+            self.tables[group_index][row, start:end] = block_ids
+            self.lengths[group_index, row] = end
+
+    def _release(self, request_id: str) -> None:
+        row = self._row_of.pop(request_id, None)
+        if row is None:
+            return
+        self.partial.discard(request_id)
+        self.lengths[:, row] = 0
+        self._free_rows.append(row)
+
+    def _note(self, request_ids: list[str], computed: list[int], scheduled: dict[str, int]) -> None:
+        if not request_ids:
+            return
+        row_of = self._row_of
+        rows = [row_of[r] for r in request_ids]
+        self.computed[rows] = computed
+        self.scheduled[rows] = [scheduled.get(r, 0) for r in request_ids]
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            rows = len(self.computed)
+            self.tables = [np.concatenate((t, np.zeros_like(t))) for t in self.tables]
+            self.lengths = np.concatenate((self.lengths, np.zeros_like(self.lengths)), axis=1)
+            self.computed = np.concatenate((self.computed, np.zeros_like(self.computed)))
+            self.scheduled = np.concatenate((self.scheduled, np.zeros_like(self.scheduled)))
+            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free_rows.pop()
