@@ -1,0 +1,387 @@
+"""The published record, version ``kvscope.trace/1``: one Struct an event, one JSON object a line.
+
+Absent (UNSET here) means "does not apply", ``null`` (None) "applies, could not be observed", ``[]`` "observed, empty".
+Arrays about requests share the index of ``requests``, arrays about groups the index of ``groups``; an array about both
+is ``[group][row]``. Times are nanoseconds. ``records = "full"`` writes every field; in ``"compact"`` kv.write and
+kv.read leave out a column that follows from others by the rule beside the field here, and only where it does follow.
+
+No token ids, no text and no memory addresses are ever in a record. Readers ignore fields that they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Union
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from kvscope.events.envelope import (
+    ENVELOPE_REQUIRED,
+    PROCESSES,
+    SCHEMA,
+    Count,
+    Envelope,
+    Ranges,
+    RequestId,
+    Runs,
+)
+
+# kv.enabled -----------------------------------------------------------------------------------------------------------
+
+
+class Versions(msgspec.Struct, kw_only=True):
+    """``vllm`` and ``platform`` are null where the host does not say; ``platform`` is for example ``cpu 0.32.0``."""
+
+    kvscope: str
+    vllm: str | None
+    platform: str | None
+    python: str
+
+
+class AbsentSeam(msgspec.Struct, kw_only=True):
+    seam: str
+    reason: str
+
+
+class InactiveCheck(msgspec.Struct, kw_only=True):
+    """A check or a single reason that does not run, for one group or (``group_id`` absent) at all."""
+
+    check: str
+    cause: str
+    reason: str | UnsetType = UNSET
+    group_id: int | UnsetType = UNSET
+
+
+class GroupInfo(msgspec.Struct, kw_only=True):
+    """One KV-cache group. ``visible_tokens`` is absent where attention sees the whole sequence."""
+
+    group_id: int
+    kind: str
+    block_size: int
+    kernel_block_size: int | None
+    layers: int
+    visible_tokens: int | UnsetType = UNSET
+
+
+class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
+    """First record of every file: what is on, what is not and why.
+
+    ``parts`` says ``on``, ``off`` or ``inactive: …`` for each of the four parts, ``actions`` what a finding of the part
+    does. ``file_index`` is the n of the file's name, ``files_deleted`` how many older files of this process are gone.
+    ``ranks_elsewhere`` counts ranks on other hosts, whose findings can only be logged there.
+    """
+
+    run_id: str
+    process: Annotated[str, Meta(extra_json_schema={"enum": list(PROCESSES)})]
+    pid: int
+    versions: Versions
+    parts: dict[str, str]
+    actions: dict[str, str]
+    seams_installed: list[str]
+    seams_absent: list[AbsentSeam]
+    checks_active: list[str]
+    checks_inactive: list[InactiveCheck]
+    configuration: dict[str, Any]
+    runner: str | UnsetType | None = UNSET
+    null_block_id: int | UnsetType | None = UNSET
+    num_blocks: int | UnsetType | None = UNSET
+    groups: list[GroupInfo] | UnsetType | None = UNSET
+    rank: int | UnsetType = UNSET
+    ranks_elsewhere: int | UnsetType = UNSET
+    device_clone_bytes: int | UnsetType = UNSET
+    shared_file: str | UnsetType = UNSET
+    file_index: Count = 0
+    files_deleted: Count = 0
+
+
+# kv.bind --------------------------------------------------------------------------------------------------------------
+
+
+class BoundRequest(msgspec.Struct, kw_only=True):
+    """One request of a declaration. ``block_delta`` is ``[group]``: the whole table of a new or resumed request, what
+    is appended to a cached one (absent: nothing). ``num_prompt_tokens`` only for new, ``num_output_tokens`` only for
+    known requests; ``spec_tokens`` counts draft tokens.
+    """
+
+    request_id: RequestId
+    kind: Annotated[str, Meta(extra_json_schema={"enum": ["new", "cached", "resumed"]})] | UnsetType = UNSET
+    num_computed_tokens: int | UnsetType = UNSET
+    num_scheduled_tokens: int | UnsetType = UNSET
+    num_prompt_tokens: int | UnsetType = UNSET
+    num_output_tokens: int | UnsetType = UNSET
+    spec_tokens: int | UnsetType = UNSET
+    invalid_spec_tokens: int | UnsetType = UNSET
+    block_delta: list[Ranges] | UnsetType = UNSET
+
+
+class BlockCopy(msgspec.Struct, kw_only=True):
+    src: int
+    dst: int
+
+
+class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
+    """``Scheduler.schedule()`` returned with work.
+
+    ``unlisted`` names requests that the declaration mentions somewhere without listing them as new or cached: a sound
+    scheduler has none, and the field is absent then.
+    """
+
+    requests: list[BoundRequest]
+    total_num_scheduled_tokens: int
+    finished: list[RequestId]
+    preempted: list[RequestId]
+    token_budget: int | UnsetType = UNSET
+    zero_blocks: Ranges | UnsetType = UNSET
+    copies: list[BlockCopy] | UnsetType = UNSET
+    connector_plan: str | UnsetType = UNSET
+    unlisted: list[BoundRequest] | UnsetType = UNSET
+
+
+# kv.write and kv.read -------------------------------------------------------------------------------------------------
+
+
+class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
+    """Where the runner is about to write the KV of this step's tokens. Left out in compact where
+
+    - ``last_position`` is ``first_position + query_len - 1``, ``computed_before`` is ``first_position``, and
+      ``seq_len`` is ``computed_before + query_len``;
+    - ``positions`` are consecutive in every row (``positions_consecutive`` says so where they are spelled out);
+    - ``padding_enabled`` (padding slots that would be written) is empty in every group;
+    - ``target_blocks`` follow from ``slots`` and the block size (absent, too, where that is unknown);
+    - ``coordinates`` is ``global``, ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper
+      bound of the computed tokens, so that positions and lengths are not judged.
+
+    ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
+    """
+
+    requests: list[RequestId]
+    groups: list[int]
+    num_tokens: int
+    graph_mode: str
+    query_len: list[int]
+    first_position: list[int]
+    slots: list[list[Runs]]
+    padding_slots: list[int]
+    last_position: list[int] | UnsetType = UNSET
+    computed_before: list[int] | UnsetType = UNSET
+    seq_len: list[int] | UnsetType = UNSET
+    positions: list[Runs] | UnsetType = UNSET
+    positions_rest: Runs | UnsetType = UNSET
+    positions_consecutive: bool | UnsetType = UNSET
+    slots_rest: list[Runs] | UnsetType = UNSET
+    padding_enabled: list[Runs] | UnsetType = UNSET
+    target_blocks: list[list[Runs]] | UnsetType = UNSET
+    coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
+    is_dummy: bool | UnsetType = UNSET
+    exact: bool | UnsetType = UNSET
+
+
+class TableRow(msgspec.Struct, kw_only=True):
+    """The judged entries of one row's block table: ``window_skipped .. blocks_needed``."""
+
+    row: int
+    blocks: Ranges
+
+
+class ReadRecord(Envelope, kw_only=True, tag="kv.read"):
+    """What attention is about to read through. It belongs to the kv.write of the same step and process.
+
+    ``digest`` stands for the judged entries of each row; ``tables`` spells out those rows of each group that differ
+    from the declaration, in full all of them. ``tail_ignored`` is how many entries the table has beyond
+    ``blocks_needed`` (negative: how many it lacks). Left out in compact where ``seq_len`` is the kv.write's, where
+    ``window_skipped`` or ``tail_ignored`` is zero throughout, and where no table is spelled out.
+    """
+
+    requests: list[RequestId]
+    groups: list[int]
+    blocks_needed: list[list[int]]
+    digest: list[list[Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]]]
+    seq_len: list[int] | UnsetType = UNSET
+    window_skipped: list[list[int]] | UnsetType = UNSET
+    tail_ignored: list[list[int]] | UnsetType = UNSET
+    tables: list[list[TableRow]] | UnsetType = UNSET
+
+
+# kv.boundary ----------------------------------------------------------------------------------------------------------
+
+
+class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
+    """Something passed a named seam. Which fields there are depends on ``kind``:
+
+    - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
+    - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
+    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
+    - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
+      each got (null: the result does not say yet).
+    """
+
+    kind: str
+    client_request_id: RequestId | UnsetType = UNSET
+    request_id: RequestId | UnsetType = UNSET
+    child_index: int | UnsetType = UNSET
+    as_declared: bool | UnsetType = UNSET
+    requests: list[BoundRequest] | UnsetType = UNSET
+    unlisted: list[BoundRequest] | UnsetType = UNSET
+    finished: list[RequestId] | UnsetType = UNSET
+    preempted: list[RequestId] | UnsetType = UNSET
+    num_tokens: int | UnsetType = UNSET
+    groups: list[int] | UnsetType = UNSET
+    dummy_slots: list[Runs] | UnsetType = UNSET
+    result_requests: list[RequestId] | UnsetType = UNSET
+    sampled_tokens: list[int | None] | UnsetType = UNSET
+
+
+# Findings, errors, coverage -------------------------------------------------------------------------------------------
+
+
+class BlockHistory(msgspec.Struct, kw_only=True):
+    """What the ledger knows about the block of a finding; null where it does not."""
+
+    allocated_for: RequestId = None
+    allocated_step: int | None = None
+    last_written_step: int | None = None
+    freed_by: RequestId = None
+    freed_step: int | None = None
+
+
+class ViolationRecord(Envelope, kw_only=True, tag="kv.violation"):
+    """A rule fired. ``evidence`` names the two sources that disagree, ``also`` further reasons that fit the same
+    access, ``repeats`` how many findings of the same reason and group came before this one.
+
+    ``seen_by_tp_rank`` and ``seen_by_pp_rank`` tell where it was seen, when another process reports it.
+    """
+
+    reason: str
+    check: str
+    severity: Annotated[str, Meta(extra_json_schema={"enum": ["info", "warning", "error", "fatal"]})]
+    evidence: str
+    action: str
+    repeats: Count
+    also: list[str]
+    request_id: RequestId | UnsetType = UNSET
+    other_request_id: RequestId | UnsetType = UNSET
+    row: int | UnsetType = UNSET
+    group_id: int | UnsetType = UNSET
+    token_index: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+    block_id: int | UnsetType = UNSET
+    slot: int | UnsetType = UNSET
+    generation: int | UnsetType = UNSET
+    expected: int | str | UnsetType = UNSET
+    actual: int | str | UnsetType = UNSET
+    seen_by_tp_rank: int | UnsetType = UNSET
+    seen_by_pp_rank: int | UnsetType = UNSET
+    launch_fatal: bool | UnsetType = UNSET
+    history: BlockHistory | UnsetType = UNSET
+
+
+class ErrorRecord(Envelope, kw_only=True, tag="kv.error"):
+    """A native exception crossed a seam, and was raised again unchanged. Its message is never recorded."""
+
+    error_type: str
+    native: bool = True
+
+
+class FindingCount(msgspec.Struct, kw_only=True):
+    """All findings of one reason in one group (``group_id`` null: of no group)."""
+
+    reason: str
+    group_id: int | None
+    count: int
+    first_step: int
+    last_step: int
+
+
+class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
+    """Totals since the process started: what was looked at, what was not and why, what it cost.
+
+    ``steps`` had work, ``empty_steps`` none. ``rows`` were audited out of ``rows_scheduled``. ``checks_run`` counts by
+    reason, ``checks_skipped`` by check and then by cause, ``checks_stalled`` has the step at which the seam of a check
+    that stands still last fired. ``records_written`` does not count the coverage record itself.
+    """
+
+    steps: Count
+    empty_steps: Count
+    rows_scheduled: Count
+    rows: Count
+    tokens: Count
+    checks_run: dict[str, int]
+    checks_skipped: dict[str, dict[str, int]]
+    records_written: Count
+    records_dropped: dict[str, int]
+    hook_calls: dict[str, int]
+    hook_faults: dict[str, int]
+    hook_time_ns: dict[str, int]
+    findings: list[FindingCount]
+    checks_stalled: dict[str, int] | UnsetType = UNSET
+    tail_entries: dict[str, int] | UnsetType = UNSET
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+Record = Union[  # noqa: UP007 - `X | Y` of Structs at run time is what msgspec is given; this spells one alias a line
+    EnabledRecord,
+    BindRecord,
+    WriteRecord,
+    ReadRecord,
+    BoundaryRecord,
+    ViolationRecord,
+    ErrorRecord,
+    CoverageRecord,
+]
+
+RECORDS: dict[str, type[Envelope]] = {
+    "kv.enabled": EnabledRecord,
+    "kv.bind": BindRecord,
+    "kv.write": WriteRecord,
+    "kv.read": ReadRecord,
+    "kv.boundary": BoundaryRecord,
+    "kv.violation": ViolationRecord,
+    "kv.error": ErrorRecord,
+    "kv.coverage": CoverageRecord,
+}
+
+
+class UnknownRecord(msgspec.Struct, kw_only=True):
+    """A record of an event that this version does not know: a reader passes over it, but its ``seq`` counts."""
+
+    schema: str
+    event: str
+    seq: Count
+
+
+_record_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+_unknown_decoder = msgspec.json.Decoder(UnknownRecord)
+
+
+def decode_record(line: bytes | str) -> Record | UnknownRecord:
+    """The record in one line.
+
+    Raises:
+        msgspec.DecodeError: the line is no JSON, or (ValidationError, a subclass) a known event with a damaged field.
+    """
+    try:
+        return _record_decoder.decode(line)
+    except msgspec.ValidationError:
+        unknown = _unknown_decoder.decode(line)
+        if unknown.event in RECORDS:
+            raise
+        return unknown
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of one line: any event of this version."""
+    references, definitions = msgspec.json.schema_components(list(RECORDS.values()), ref_template="#/$defs/{name}")
+    for record in RECORDS.values():
+        definition = definitions[record.__name__]
+        definition["required"] = [
+            *ENVELOPE_REQUIRED,
+            *(n for n in definition["required"] if n not in ENVELOPE_REQUIRED),
+        ]
+        definition["anyOf"] = [{"required": ["step"]}, {"required": ["after_step"]}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": SCHEMA,
+        "oneOf": list(references),
+        "$defs": definitions,
+    }
