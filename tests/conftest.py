@@ -1,0 +1,19 @@
+"""What every test run reports: which tests did not run, and why."""
+
+import pytest
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The text given to `pytest.skip`."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return "no reason given"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.getreports("skipped")
+    for report in skipped:
+        terminalreporter.write_line(f"not run: {reason_of(report)} [{report.nodeid}]")
+    passed = len(terminalreporter.getreports("passed"))
+    failed = len(terminalreporter.getreports("failed")) + len(terminalreporter.getreports("error"))
+    terminalreporter.write_line(f"summary: {passed} passed, {failed} failed, {len(skipped)} not run")
