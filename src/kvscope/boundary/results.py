@@ -1,0 +1,32 @@
+"""Reads what a step gave back. Source: ``vllm/v1/outputs.py``, ``ModelRunnerOutput`` (0.32)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..facts.requests import StepResult
+from .scheduler import declaration_of
+
+
+def read_result(output: Any) -> StepResult | None:
+    """Request ids and sampled counts of a result, None where it carries no requests.
+
+    An asynchronous output (V1 ``AsyncGPUModelRunnerOutput``, V2 ``AsyncOutput``) has its ids at once and its tokens
+    only after a copy; ``get_output`` may be called once, so it is left to the host.
+    """
+    inner = output
+    for name in ("model_runner_output", "_model_runner_output"):
+        inner = getattr(inner, name, inner)
+    request_ids = getattr(inner, "req_ids", None)
+    if request_ids is None:
+        return None
+    sampled = inner.sampled_token_ids if inner is output else None
+    if not sampled:
+        return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
+    return StepResult(request_ids=tuple(request_ids), sampled_tokens=tuple(map(len, sampled)))
+
+
+def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
+    scheduler_output = args[0] if args else kwargs["scheduler_output"]
+    output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
+    observer.on_update(declaration_of(scheduler_output), read_result(output))

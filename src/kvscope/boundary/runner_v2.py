@@ -1,0 +1,59 @@
+"""Model Runner V2: final slots and tables. Source: ``vllm/v1/worker/gpu/model_runner.py`` (0.32).
+
+``prepare_attn`` returns the very tensors that the metadata builders, graphs and kernels use; it is called for real
+batches only, ``prepare_dummy_attn`` for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..facts.plans import DummyRun, GroupPlan, Plan
+
+
+def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if observer.expects_no_plan:
+        return
+    block_tables, slot_mappings = result
+    if slot_mappings.device.type != "cpu":
+        observer.on_plan_skipped("device_tensors")
+        return
+    batch = args[0] if args else kwargs["input_batch"]
+    observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+
+
+def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Plan:
+    """The plan as views of the runner's own buffers."""
+    rows = batch.num_reqs
+    lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
+    slots = slot_mappings.numpy()
+    groups = [
+        GroupPlan(
+            group_id=group_id,
+            tables=table[:rows].numpy(),
+            table_blocks=lengths[group_id],
+            slots=slots[group_id],
+        )
+        for group_id, table in enumerate(block_tables)
+    ]
+    return Plan(
+        request_ids=batch.req_ids,
+        query_start=batch.query_start_loc_np[: rows + 1],
+        positions=batch.positions[: batch.num_tokens].numpy(),
+        seq_lens=batch.seq_lens[:rows].numpy(),
+        num_tokens=batch.num_tokens,
+        groups=groups,
+        exact=not (runner.num_speculative_steps > 0 and runner.use_async_scheduling),
+    )
+
+
+def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    _, slot_mappings = result
+    if slot_mappings.device.type == "cpu":
+        observer.on_dummy(read_dummy(slot_mappings))
+
+
+def read_dummy(slot_mappings: Any) -> DummyRun:
+    """The slots that a dummy run hands to attention."""
+    slots = slot_mappings.numpy()
+    return DummyRun(slots=dict(enumerate(slots)), num_tokens=slots.shape[1])

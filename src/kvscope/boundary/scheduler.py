@@ -1,0 +1,96 @@
+"""Reads a SchedulerOutput into facts, on the side that made it and on the side that received it.
+
+Source: ``vllm/v1/core/sched/output.py`` and ``vllm/v1/core/sched/scheduler.py`` (0.32).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..facts.requests import Declaration, StepRequests
+
+DECLARATION = "_kvscope_declaration"
+"""Attribute of a SchedulerOutput; plain attributes survive the trip to the workers."""
+
+UNOBSERVED = "unobserved"
+"""Stands in the attribute when the scheduler's hook missed this step, so that the worker does not call it lost."""
+
+
+def received_requests(scheduler_output: Any) -> StepRequests:
+    """The request side of a SchedulerOutput, aliasing the host's own lists: compare at once, keep nothing."""
+    new = scheduler_output.scheduled_new_reqs
+    cached = scheduler_output.scheduled_cached_reqs
+    return StepRequests(
+        new_ids=[request.req_id for request in new],
+        new_blocks=[request.block_ids for request in new],
+        new_computed=[request.num_computed_tokens for request in new],
+        cached_ids=cached.req_ids,
+        cached_blocks=cached.new_block_ids,
+        cached_computed=cached.num_computed_tokens,
+        resumed=cached.resumed_req_ids,
+        scheduled=scheduler_output.num_scheduled_tokens,
+        finished=scheduler_output.finished_req_ids,
+        preempted=scheduler_output.preempted_req_ids or set(),
+    )
+
+
+def declared_requests(scheduler_output: Any) -> StepRequests:
+    """The same as own copies: with scheduler and worker in one process the worker extends these very lists."""
+    alias = received_requests(scheduler_output)
+    return StepRequests(
+        new_ids=alias.new_ids,
+        new_blocks=[tuple(map(list, blocks)) for blocks in alias.new_blocks],
+        new_computed=alias.new_computed,
+        cached_ids=list(alias.cached_ids),
+        cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in alias.cached_blocks],
+        cached_computed=list(alias.cached_computed),
+        resumed=set(alias.resumed),
+        scheduled=dict(alias.scheduled),
+        finished=set(alias.finished),
+        preempted=set(alias.preempted),
+    )
+
+
+def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> Declaration:
+    """What ``Scheduler.schedule()`` has just returned. Lengths only: no token ids are read."""
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    invalid = scheduler_output.num_invalid_spec_tokens
+    copies = scheduler_output.kv_cache_block_copies
+    zero = scheduler_output.new_block_ids_to_zero
+    plan = scheduler_output.kv_connector_metadata
+    return Declaration(
+        step=step,
+        trace_id=trace_id,
+        requests=declared_requests(scheduler_output),
+        new_prompt_tokens=[request.prompt_len for request in scheduler_output.scheduled_new_reqs],
+        cached_output_tokens=list(scheduler_output.scheduled_cached_reqs.num_output_tokens),
+        spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()} if drafts else {},
+        invalid_spec_tokens=dict(invalid) if invalid else {},
+        total_num_scheduled_tokens=scheduler_output.total_num_scheduled_tokens,
+        token_budget=getattr(scheduler, "max_num_scheduled_tokens", None),
+        zero_blocks=list(zero) if zero else None,
+        copies=[(copy.src_block_id, copy.dst_block_id) for copy in copies] if copies else None,
+        connector_plan=type(plan).__name__ if plan is not None else None,
+    )
+
+
+def declaration_of(scheduler_output: Any) -> Declaration | None:
+    """The declaration attached to a SchedulerOutput, None if there is none or it was not observed."""
+    attached = getattr(scheduler_output, DECLARATION, None)
+    return attached if isinstance(attached, Declaration) else None
+
+
+def before_schedule(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
+    observer.on_schedule_begin()
+
+
+def after_schedule(observer: Any, scheduler: Any, args: Any, kwargs: Any, scheduler_output: Any) -> None:
+    step, trace_id = observer.next_step()
+    declaration = declare(scheduler, scheduler_output, step, trace_id)
+    setattr(scheduler_output, DECLARATION, declaration)
+    observer.on_schedule(declaration)
+
+
+def mark_unobserved(observer: Any, scheduler_output: Any) -> None:
+    if not hasattr(scheduler_output, DECLARATION):
+        setattr(scheduler_output, DECLARATION, UNOBSERVED)

@@ -1,0 +1,197 @@
+"""The table of every point of vLLM that is touched. ``kvscope doctor`` prints it; install and uninstall walk it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import frontend, results, runner_v1, runner_v2, scheduler, worker
+from .ledger import Role, Seam
+from .wrapping import around, creation
+
+if TYPE_CHECKING:
+    from .host import Hub
+
+HOSTS = ("0.32",)
+"""vLLM versions whose seams were read and run."""
+
+
+def seam_table(hub: Hub) -> tuple[Seam, ...]:
+    """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
+    return (*_bootstrap(hub), *_frontend(hub), *_engine(hub), *_worker(hub), *_runners())
+
+
+def _bootstrap(hub: Hub) -> tuple[Seam, ...]:
+    """What is wrapped before any configuration exists, and removed when the first one asks for nothing."""
+    return (
+        Seam(
+            "config.create",
+            "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+            "bootstrap",
+            creation(after=lambda arguments, args, kwargs, config: hub.configure_frontend(config)),
+            fact="the VllmConfig, as soon as it exists",
+            lost="configuration errors are found only when the engine starts",
+            when_loaded=True,
+        ),
+        Seam(
+            "config.executor",
+            "vllm.v1.executor.abstract:Executor.__init__",
+            "bootstrap",
+            creation(before=lambda executor, args, kwargs: hub.configure_engine(_config(args, kwargs))),
+            fact="the VllmConfig in EngineCore, before the model loads",
+            lost="the scheduler is not observed",
+            needs=("vllm_config",),
+            when_loaded=True,
+        ),
+        Seam(
+            "config.worker",
+            "vllm.v1.worker.worker_base:WorkerBase.__init__",
+            "bootstrap",
+            creation(
+                before=lambda base, args, kwargs: hub.configure_worker(_config(args, kwargs)),
+                after=lambda base, args, kwargs, result: hub.attach_worker(base),
+            ),
+            fact="the VllmConfig and the rank in a worker",
+            lost="the worker is not observed",
+            needs=("vllm_config",),
+            when_loaded=True,
+        ),
+    )
+
+
+def _config(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+
+
+def _frontend(hub: Hub) -> tuple[Seam, ...]:
+    return (
+        Seam(
+            "frontend.create",
+            "vllm.v1.engine.output_processor:OutputProcessor.__init__",
+            "frontend",
+            creation(after=lambda processor, args, kwargs, result: hub.attach_frontend(processor)),
+            fact="the front end's book of requests",
+            lost="client ids cannot be joined with engine request ids",
+        ),
+        Seam(
+            "frontend.admit",
+            "vllm.v1.engine.output_processor:OutputProcessor.add_request",
+            "frontend",
+            around(after=frontend.after_add_request),
+            fact="client id -> engine request ids",
+            lost="client ids cannot be joined with engine request ids",
+            needs=("request", "request_index"),
+        ),
+    )
+
+
+def _engine(hub: Hub) -> tuple[Seam, ...]:
+    return (
+        Seam(
+            "scheduler.create",
+            "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+            "engine",
+            creation(after=lambda host, args, kwargs, result: hub.attach_scheduler(host)),
+            fact="the pool and its groups",
+            lost="the scheduler is not observed",
+            needs=("kv_cache_config",),
+        ),
+        Seam(
+            "scheduler.schedule",
+            "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+            "engine",
+            around(before=scheduler.before_schedule, after=scheduler.after_schedule, settle=scheduler.mark_unobserved),
+            fact="the declaration of each step",
+            lost="nothing can be judged: every rule has the declaration on one side",
+        ),
+        Seam(
+            "scheduler.update",
+            "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+            "engine",
+            around(before=results.before_update),
+            fact="the result of each step, before it takes effect",
+            lost="action raise cannot withhold a result",
+            needs=("scheduler_output", "model_runner_output"),
+        ),
+        Seam(
+            "scheduler.shutdown",
+            "vllm.v1.core.sched.scheduler:Scheduler.shutdown",
+            "engine",
+            around(before=worker.before_shutdown, fails=False),
+            fact="the end of the run",
+            lost="the last kv.coverage of EngineCore",
+        ),
+    )
+
+
+def _worker(hub: Hub) -> tuple[Seam, ...]:
+    return (
+        Seam(
+            "worker.cache",
+            "vllm.v1.worker.gpu_worker:Worker.initialize_from_config",
+            "worker",
+            creation(after=lambda host, args, kwargs, result: hub.attach_runner(host, _cache_config(args, kwargs))),
+            fact="the pool and its groups, in the worker",
+            lost="the worker is not observed",
+        ),
+        Seam(
+            "worker.execute",
+            "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
+            "worker",
+            around(before=worker.before_execute, after=worker.after_execute),
+            fact="the SchedulerOutput as the worker received it",
+            lost="the plan has nothing to be compared with",
+            needs=("scheduler_output",),
+        ),
+        Seam(
+            "worker.sample",
+            "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
+            "worker",
+            around(after=worker.after_sample),
+            fact="the result as the worker gives it back",
+            lost="kv.boundary worker_result",
+        ),
+        Seam(
+            "worker.shutdown",
+            "vllm.v1.worker.gpu_worker:Worker.shutdown",
+            "worker",
+            around(before=worker.before_shutdown, fails=False),
+            fact="the end of the worker",
+            lost="the last kv.coverage of the worker",
+        ),
+    )
+
+
+def _cache_config(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    return kwargs["kv_cache_config"] if "kv_cache_config" in kwargs else args[0]
+
+
+def _runners() -> tuple[Seam, ...]:
+    v1, v2 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+    return (
+        _runner_seam("runner_v1.slots", f"{v1}._get_slot_mappings", "worker_v1", runner_v1.after_slot_mappings),
+        _runner_seam("runner_v1.dummy", f"{v1}._dummy_run", "worker_v1", runner_v1.after_dummy_run, dummy=True),
+        _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
+        _runner_seam(
+            "runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn, dummy=True
+        ),
+    )
+
+
+_NEEDS = {
+    "_get_slot_mappings": ("num_tokens_unpadded",),
+    "_dummy_run": ("num_tokens",),
+    "prepare_attn": ("input_batch",),
+    "prepare_dummy_attn": ("input_batch",),
+}
+
+
+def _runner_seam(name: str, target: str, role: Role, hook: object, *, dummy: bool = False) -> Seam:
+    return Seam(
+        name,
+        target,
+        role,
+        around(after=hook),  # type: ignore[arg-type]  # hooks differ only in their names for the observed object
+        fact="the slots of runs that serve no request" if dummy else "final block tables and slots: the plan",
+        lost="dummy runs are not judged" if dummy else "reads and writes are not judged",
+        needs=_NEEDS[target.rpartition(".")[2]],
+    )

@@ -1,0 +1,39 @@
+"""A worker's door: the SchedulerOutput as it arrives, what goes back, and the end of the process.
+
+Source: ``WorkerWrapperBase.execute_model`` is what the executor's RPC calls on every rank
+(``vllm/v1/worker/worker_base.py``); warm-up and profiling call the runner directly and never pass here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .results import read_result
+from .scheduler import DECLARATION, declaration_of, received_requests
+
+
+def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
+    scheduler_output = args[0] if args else kwargs["scheduler_output"]
+    declaration = declaration_of(scheduler_output)
+    received = received_requests(scheduler_output)
+    if declaration is not None:
+        observer.on_input(declaration, received)
+    elif getattr(scheduler_output, DECLARATION, None) is None:
+        observer.on_input_without_declaration(received)
+    else:
+        observer.on_input_unobserved(received)
+
+
+def after_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any, result: Any) -> None:
+    observer.on_launched()
+    if result is not None:
+        observer.on_result(read_result(result))
+
+
+def after_sample(observer: Any, worker: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if result is not None:
+        observer.on_result(read_result(result))
+
+
+def before_shutdown(observer: Any, host: Any, args: Any, kwargs: Any) -> None:
+    observer.on_shutdown()
