@@ -1,0 +1,229 @@
+"""What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Point = Literal["plan", "declaration", "handover", "dummy"]
+"""`plan`: the runner's final objects alone. `declaration`: the scheduler's output before it is declared, so that
+declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work."""
+
+BOTH = frozenset({"v1", "v2"})
+
+# A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
+# and the rules that hold the plan against the allocator see the same error from their side.
+_WRONG_BLOCK_PERSISTS = frozenset({
+    "bind_block_shortfall", "bind_duplicate_block", "bind_null_block_declared", "ledger_pool_mismatch",
+    "logical_order_mismatch", "null_block_write", "read_after_release", "read_duplicate_block", "read_foreign_block",
+    "read_null_block", "read_row_request_mismatch", "read_table_short", "read_target_mismatch", "read_uninitialized",
+    "write_after_release", "write_block_not_declared", "write_foreign_block", "write_foreign_owner",
+    "write_shared_block", "write_slot_collision", "write_target_mismatch", "write_uninitialized_gap",
+})  # fmt: skip
+
+_WRONG_WRITE = frozenset({
+    "read_uninitialized", "write_after_release", "write_block_not_declared", "write_foreign_owner",
+    "write_shared_block", "write_slot_collision", "write_target_mismatch", "write_uninitialized_gap",
+})  # fmt: skip
+
+_WRONG_READ = frozenset({
+    "logical_order_mismatch", "read_after_release", "read_duplicate_block", "read_foreign_block",
+    "read_row_request_mismatch", "read_target_mismatch", "read_uninitialized",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One way to corrupt a step.
+
+    `expected` is the reason that must be found, or one of `alternatives` where the host's state at that moment decides
+    (`Injection.what["expected"]` then says which). `allowed_also` are true consequences of the same injection, in its
+    step or later ones. A fault that `crashes` makes attention touch unmapped memory unless the access is refused.
+    """
+
+    name: str
+    summary: str
+    expected: str
+    point: Point = "plan"
+    alternatives: frozenset[str] = frozenset()
+    allowed_also: frozenset[str] = frozenset()
+    runners: frozenset[str] = BOTH
+    crashes: bool = False
+
+
+_ALL = [
+    Fault(
+        name="slot_plus_one",
+        summary="The slot of one decoded token is one too high, inside the same block.",
+        expected="write_target_mismatch",
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="slot_foreign_block",
+        summary="The slot of one decoded token lies in a block that only another request of the batch holds.",
+        expected="write_foreign_block",
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="slot_null_block",
+        summary="The slot of one decoded token lies in the null block.",
+        expected="null_block_write",
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="slot_outside_cache",
+        summary="The slot of one decoded token lies far behind the last block of the pool.",
+        expected="write_outside_cache",
+        allowed_also=_WRONG_WRITE,
+        crashes=True,
+    ),
+    Fault(
+        name="two_slots_equal",
+        summary="Two neighbouring tokens of one prompt chunk get the same slot: the second that of the first.",
+        expected="write_slot_collision",
+        # One of two tokens that share a slot is always off its target.
+        alternatives=frozenset({"write_target_mismatch"}),
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="padding_slot_enabled",
+        summary="The batch is padded, and the first padding token has the slot of a token computed before, not -1.",
+        expected="write_padding_slot_enabled",
+    ),
+    Fault(
+        name="position_shifted",
+        summary="The position of one decoded token is one too high, and its slot is computed from that position.",
+        expected="write_position_mismatch",
+        allowed_also=_WRONG_WRITE | {"write_length_mismatch"},
+    ),
+    Fault(
+        name="seq_len_plus",
+        summary="The length that attention reads for one row is one block too long.",
+        expected="read_length_exceeds_declared",
+        allowed_also=frozenset({"read_null_block", "read_table_short", "write_length_mismatch"}) | _WRONG_READ,
+    ),
+    Fault(
+        name="seq_len_minus",
+        summary="The length that attention reads for one row lacks the row's newest token.",
+        expected="write_length_mismatch",
+    ),
+    Fault(
+        name="table_null_in_tail",
+        summary="The last visible entry of one row's table is the null block; the slots are right.",
+        expected="read_null_block",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_outside_cache",
+        summary="The last visible entry of one row's table is an id far beyond the pool.",
+        expected="read_outside_cache",
+        allowed_also=_WRONG_READ,
+        crashes=True,
+    ),
+    Fault(
+        name="table_foreign_block",
+        summary="The last visible entry of one row's table is a block that only another request of the batch holds.",
+        expected="read_foreign_block",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_ids_swapped",
+        summary="The last two visible entries of one row's table have changed places.",
+        expected="read_target_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="rows_swapped",
+        summary="Two rows of equal length have changed places in the table; slots and lengths are right.",
+        expected="read_row_request_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_short",
+        summary="The runner counts one block fewer for a row than its length needs.",
+        expected="read_table_short",
+        # The V2 runner does not gather the uncounted entry: attention gets what an earlier step left there.
+        allowed_also=_WRONG_READ | {"read_null_block"},
+    ),
+    Fault(
+        name="stale_row_after_preemption",
+        summary="A request that resumes after its preemption reads through the blocks that it held before.",
+        expected="read_target_mismatch",
+        alternatives=frozenset({"read_foreign_block"}),
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="bind_out_of_pool",
+        summary="The scheduler declares a block id far beyond the pool, and the runner uses it.",
+        expected="bind_block_out_of_range",
+        point="declaration",
+        allowed_also=_WRONG_BLOCK_PERSISTS | {"read_outside_cache", "write_outside_cache"},
+        crashes=True,
+    ),
+    Fault(
+        name="bind_null_tail",
+        summary="The scheduler declares the null block for tokens of this step, and the runner uses it.",
+        expected="null_block_write",
+        point="declaration",
+        alternatives=frozenset({"read_null_block", "bind_null_block_declared"}),
+        allowed_also=_WRONG_BLOCK_PERSISTS,
+    ),
+    Fault(
+        name="bind_duplicate",
+        summary="The scheduler declares a new block of a request under the id of the request's block before it.",
+        expected="bind_duplicate_block",
+        point="declaration",
+        allowed_also=_WRONG_BLOCK_PERSISTS,
+    ),
+    Fault(
+        name="bind_shortfall",
+        summary="The scheduler does not declare a block that the tokens of this step need.",
+        expected="bind_block_shortfall",
+        point="declaration",
+        allowed_also=_WRONG_BLOCK_PERSISTS,
+    ),
+    Fault(
+        name="delta_dropped",
+        summary="The new blocks of a running request are lost between the scheduler and the worker.",
+        expected="handover_delta_mismatch",
+        point="handover",
+        allowed_also=_WRONG_BLOCK_PERSISTS,
+    ),
+    Fault(
+        name="request_dropped_in_handover",
+        summary="A finished request's id is lost on the way to the worker and arrives one step late.",
+        expected="handover_request_mismatch",
+        point="handover",
+    ),
+    Fault(
+        name="tokens_cut_in_handover",
+        summary="One token of a new request's first prompt chunk is lost on the way to the worker.",
+        expected="handover_request_mismatch",
+        point="handover",
+        allowed_also=frozenset({"write_length_mismatch", "write_slot_count_mismatch", "write_query_offsets_invalid"})
+        | {"write_uninitialized_gap", "read_uninitialized", "bind_token_total_mismatch"},
+        # The V2 runner counts computed tokens itself and would wait for the lost one for ever.
+        runners=frozenset({"v1"}),
+    ),
+    Fault(
+        name="computed_shifted_in_handover",
+        summary="A running request's number of computed tokens reaches the worker one too high.",
+        expected="handover_request_mismatch",
+        point="handover",
+        allowed_also=frozenset({"write_position_mismatch", "write_length_mismatch"}) | _WRONG_WRITE,
+    ),
+    Fault(
+        name="declaration_lost",
+        summary="What kvscope attached to the scheduler's output is gone when the worker receives it.",
+        expected="handover_missing",
+        point="handover",
+    ),
+    Fault(
+        name="dummy_slot",
+        summary="A run without work writes its token to the first slot of a live request.",
+        expected="dummy_slot_enabled",
+        point="dummy",
+        allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
+    ),
+]
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
+"""Every fault by its name."""

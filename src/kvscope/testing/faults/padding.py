@@ -1,0 +1,193 @@
+"""The two faults in slots that no token of a request owns: behind the batch, and in a run without work.
+
+**Padding.** Eager mode pads nothing: the descriptor's number of tokens is the batch's. So the fault first lets the host
+pad, as graph sizes or other data-parallel ranks would, by a larger `num_tokens` in the batch descriptor: V1 takes it
+from `_determine_batch_execution_and_padding`, V2's `prepare_inputs` as its argument. What the final objects hold then:
+V1 returns `slot_mapping.gpu[:padded]` from `_get_slot_mappings`, whose tail it has just filled with -1. V2 returns
+`slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1.
+
+**Dummy.** A V1 dummy run computes no slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2 takes
+`BlockTables.get_dummy_slot_mappings`. Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it;
+profiling and capturing come before there is a live request.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvscope.testing.faults.injection import Injection
+from kvscope.testing.faults.plan import Plan, PlanV1, PlanV2, Row
+from kvscope.testing.faults.sites import Sites, is_warm_up, rank_of, step_ends
+
+PADDING_FAULT = "padding_slot_enabled"
+DUMMY_FAULT = "dummy_slot"
+PADDING_TOKENS = 8
+
+
+class _Groups(list[Any]):
+    """The KV-cache groups, with something that happens each time somebody walks them.
+
+    V1's `_get_slot_mappings` fills the padding and calls nothing afterwards that could be wrapped, but it does walk the
+    groups once more before it returns.
+    """
+
+    def __init__(self, groups: Any, walked: Callable[[], None]) -> None:
+        super().__init__(groups)
+        self._walked = walked
+
+    def __iter__(self) -> Iterator[Any]:
+        self._walked()
+        return super().__iter__()
+
+
+def _live(plan: Plan) -> tuple[Row, int, int] | None:
+    """A decoding row, the position before its newest token, and that position's slot."""
+    for row in plan.decoding():
+        position = row.num_computed - 1
+        block = plan.visible(row)[position // plan.block_size]
+        return row, position, block * plan.block_size + position % plan.block_size
+    return None
+
+
+def _note(plan: Plan, live: tuple[Row, int, int], token_index: int) -> dict[str, Any]:
+    row, position, slot = live
+    return {
+        "request_id": row.request_id,
+        "row": row.index,
+        "token_index": token_index,
+        "position": position,
+        "slot": slot,
+        "block_id": slot // plan.block_size,
+        "expected_slot": -1,
+    }
+
+
+def padding_sites(injection: Injection) -> Sites:
+    from vllm.v1.worker.gpu.block_table import BlockTables
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+
+    undo = injection.undo
+    open_v1: list[tuple[Any, Any]] = []
+    open_v2: list[tuple[Any, Any, Any, int]] = []
+
+    def counts(runner: Any, scheduler_output: Any) -> bool:
+        if not injection.concerns(rank_of(runner)) or is_warm_up(scheduler_output):
+            return False
+        injection.steps += 1
+        room = runner.max_num_tokens - scheduler_output.total_num_scheduled_tokens
+        return injection.due and room >= PADDING_TOKENS
+
+    def around_inputs_v1(original: Any, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(runner, scheduler_output, *args, **kwargs)
+        open_v1.clear()
+        if counts(runner, scheduler_output):
+            open_v1.append((runner, scheduler_output))
+        return result
+
+    def around_padding_v1(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        mode, descriptor, *rest = original(runner, *args, **kwargs)
+        # A dummy run asks as well, but its inputs were not prepared.
+        if open_v1 and open_v1[0][0] is runner:
+            _, scheduler_output = open_v1.pop()
+            plan = PlanV1(runner, scheduler_output, injection.group_id, undo)
+            token = int(scheduler_output.total_num_scheduled_tokens)
+            if (live := _live(plan)) is not None and descriptor.num_tokens == token:
+                descriptor = dataclasses.replace(descriptor, num_tokens=token + PADDING_TOKENS)
+                undo.later(lambda held=runner.kv_cache_config: setattr(runner, "kv_cache_config", held))  # type: ignore[misc]
+                leaking = copy.copy(runner.kv_cache_config)
+                leaking.kv_cache_groups = _Groups(
+                    leaking.kv_cache_groups, lambda: plan.slots.__setitem__(token, live[2])
+                )
+                runner.kv_cache_config = leaking
+                injection.fire(_note(plan, live, token), rank=rank_of(runner), runner="v1")
+        return (mode, descriptor, *rest)
+
+    def around_inputs_v2(
+        original: Any, runner: Any, scheduler_output: Any, state: Any, descriptor: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        token = int(state.num_tokens)
+        pads = counts(runner, scheduler_output) and descriptor.num_tokens == token and runner.pcp_manager is None
+        if pads:
+            descriptor = dataclasses.replace(descriptor, num_tokens=token + PADDING_TOKENS)
+        batch = original(runner, scheduler_output, state, descriptor, *args, **kwargs)
+        open_v2.clear()
+        if pads:
+            open_v2.append((runner, scheduler_output, batch, token))
+        return batch
+
+    def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(tables, *args, **kwargs)
+        if open_v2 and open_v2[0][0].block_tables is tables:
+            runner, scheduler_output, batch, token = open_v2.pop()
+            plan = PlanV2(runner, scheduler_output, injection.group_id, undo, batch=batch, gathered=True)
+            if (live := _live(plan)) is not None:
+                plan.slots[token] = live[2]
+                injection.fire(_note(plan, live, token), rank=rank_of(runner), runner="v2")
+        return result
+
+    return [
+        *step_ends(injection),
+        (RunnerV1, "_prepare_inputs", around_inputs_v1),
+        (RunnerV1, "_determine_batch_execution_and_padding", around_padding_v1),
+        (RunnerV2, "prepare_inputs", around_inputs_v2),
+        (BlockTables, "compute_slot_mappings", around_slots_v2),
+    ]
+
+
+def dummy_sites(injection: Injection) -> Sites:
+    from vllm.v1.worker.gpu.block_table import BlockTables
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+    from vllm.v1.worker.gpu_worker import Worker
+
+    # The runner of the worker that runs a dummy batch just now.
+    running: list[Any] = []
+    group = injection.group_id
+
+    def around_dummy(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        running.append(worker.model_runner)
+        try:
+            return original(worker, *args, **kwargs)
+        finally:
+            running.clear()
+
+    def enable(slots: Any, request_id: str, row: int, block_id: int, block_size: int, runner: str) -> None:
+        slot = block_id * block_size
+        slots[0] = slot
+        fields = {"request_id": request_id, "row": row, "token_index": 0, "position": 0, "slot": slot}
+        fields |= {"block_id": block_id, "expected_slot": -1}
+        injection.fire(fields, rank=rank_of(running[0]), runner=runner)
+
+    def due() -> bool:
+        return bool(running) and injection.concerns(rank_of(running[0])) and injection.due
+
+    def around_mask_v1(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        # The first thing that `_dummy_run` calls for certain after it has filled the slots with -1.
+        if due() and running[0] is runner and runner.input_batch.num_reqs:
+            table = runner.input_batch.block_table[group]
+            block = int(table.block_table.gpu[0, 0])
+            enable(table.slot_mapping.gpu, runner.input_batch.req_ids[0], 0, block, int(table.block_size), "v1")
+        return original(runner, *args, **kwargs)
+
+    def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(tables, *args, **kwargs)
+        states = running[0].req_states.req_id_to_index if running else {}
+        if due() and running[0].block_tables is tables and states:
+            request_id, index = next(iter(states.items()))
+            block = int(tables.block_tables[group].gpu[index, 0])
+            enable(tables.slot_mappings[group], request_id, index, block, int(tables.block_sizes[group]), "v2")
+        return result
+
+    def around_step(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        injection.steps += 1
+        return original(runner, *args, **kwargs)
+
+    return [
+        (Worker, "execute_dummy_batch", around_dummy),
+        (RunnerV1, "_prepare_padding_mask", around_mask_v1),
+        (BlockTables, "get_dummy_slot_mappings", around_slots_v2),
+        (RunnerV1, "_prepare_inputs", around_step),
+        (RunnerV2, "prepare_inputs", around_step),
+    ]
