@@ -1,6 +1,10 @@
-"""What every test run reports: which tests did not run, and why."""
+"""What holds for every test run: the runner option, and a report of which tests did not run and why."""
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner under test")
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -9,10 +9,6 @@ import pytest
 from kvscope.testing import engine
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner under test")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     # Before collection: a test module may import vLLM, and vLLM reads its environment then.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

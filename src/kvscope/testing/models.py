@@ -27,9 +27,6 @@ Shape = tuple[int, ...]
 Weight = tuple[str, Shape, float]
 """A tensor's name and shape, and its standard deviation; a vector is a norm's scale and holds the number itself."""
 
-_REVISION = 1
-"""Counted up when the weights change in a way that the configuration does not show."""
-
 _SEED = 7
 _VOCABULARY = 512
 _POSITIONS = 4096
@@ -192,7 +189,8 @@ def build(kind: Kind, directory: Path | None = None) -> Path:
     each writes into a folder of its own and renames it into place when it is complete.
     """
     config = _COMMON | _CONFIGS[kind]
-    mark = hashlib.sha256(json.dumps([_REVISION, _SEED, config], sort_keys=True).encode()).hexdigest()
+    weights = list(_WEIGHTS[kind](config))
+    mark = hashlib.sha256(json.dumps([_SEED, config, weights], sort_keys=True).encode()).hexdigest()
     target = (directory or cache_directory() / "models") / kind
     if _mark_of(target) == mark:
         return target
@@ -200,7 +198,7 @@ def build(kind: Kind, directory: Path | None = None) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=target.parent))
     try:
         _write_tokenizer(draft)
-        _write_weights(draft, kind, config)
+        _write_weights(draft, weights)
         _write_json(draft / "config.json", config)
         _write_json(draft / _MARK, {"sha256": mark})
         draft.chmod(0o755)
@@ -254,13 +252,13 @@ def _write_tokenizer(directory: Path) -> None:
     _write_json(directory / "tokenizer_config.json", settings)
 
 
-def _write_weights(directory: Path, kind: Kind, config: dict[str, Any]) -> None:
+def _write_weights(directory: Path, weights: list[Weight]) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
     random = np.random.default_rng(_SEED)
     tensors = {}
-    for name, shape, scale in _WEIGHTS[kind](config):
+    for name, shape, scale in weights:
         values = np.full(shape, scale) if len(shape) == 1 else random.standard_normal(shape) * scale
         tensors[name] = values.astype(np.float32)
     save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
