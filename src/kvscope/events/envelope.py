@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 SCHEMA = "kvscope.trace/1"
 COMPONENTS = ("scheduler", "worker", "runner", "connector", "allocator", "frontend")
@@ -48,3 +51,13 @@ class Envelope(Struct, kw_only=True, tag_field="event", tag="kv.unknown"):
     dcp_rank: int | UnsetType = UNSET
     mono_ns: int = 0
     wall_ns: int = 0
+
+
+def given(value: T | UnsetType, default: D) -> T | D:
+    """The value of a field, or the default where the field is absent."""
+    return default if isinstance(value, UnsetType) else value
+
+
+def or_absent(value: T | None) -> T | UnsetType:
+    """A fact's None ("does not apply") as an absent field."""
+    return UNSET if value is None else value

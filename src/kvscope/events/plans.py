@@ -1,0 +1,202 @@
+"""kv.write, kv.read and the dummy kv.boundary: facts.plans to records and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from kvscope.events.envelope import Runs, given
+from kvscope.events.names import PLAIN, RequestNames, known
+from kvscope.events.ranges import Integers, from_ranges, from_runs, to_ranges, to_runs
+from kvscope.events.schema import BoundaryRecord, ReadRecord, TableRow, WriteRecord
+from kvscope.facts.plans import DummyRun, GroupSnapshot, Int64, PlanSnapshot
+
+
+def write_read_records(
+    snapshot: PlanSnapshot,
+    names: RequestNames = PLAIN,
+    *,
+    full: bool = False,
+    block_sizes: Mapping[int, int] | None = None,
+) -> tuple[WriteRecord, ReadRecord]:
+    """The kv.write and the kv.read of one step; :func:`snapshot_from` is the inverse.
+
+    ``full`` spells every column. ``block_sizes`` (group to tokens a block) is what ``target_blocks`` need.
+    """
+    return _write_record(snapshot, names, full, block_sizes or {}), _read_record(snapshot, names, full)
+
+
+def _write_record(
+    snapshot: PlanSnapshot, names: RequestNames, full: bool, block_sizes: Mapping[int, int]
+) -> WriteRecord:
+    groups = snapshot.groups
+    first, computed = snapshot.first_positions, snapshot.computed
+    lens = _row_lengths(snapshot.query_lens, snapshot.num_tokens)
+    slots = [_by_row(group.slots, snapshot.query_lens) for group in groups]
+    record = WriteRecord(
+        trace_id=snapshot.trace_id,
+        step=snapshot.step,
+        requests=[names(request_id) for request_id in snapshot.request_ids],
+        groups=[group.group_id for group in groups],
+        num_tokens=snapshot.num_tokens,
+        graph_mode=snapshot.graph_mode,
+        query_len=snapshot.query_lens.tolist(),
+        first_position=first.tolist(),
+        slots=[rows for rows, _ in slots],
+        padding_slots=[group.padding_slots for group in groups],
+    )
+    if any(rest != [] for _, rest in slots):
+        record.slots_rest = [rest for _, rest in slots]
+    if full or not np.array_equal(snapshot.last_positions, first.astype(np.int64) + snapshot.query_lens - 1):
+        record.last_position = snapshot.last_positions.tolist()
+    if full or not np.array_equal(computed, first):
+        record.computed_before = computed.tolist()
+    if full or not np.array_equal(snapshot.seq_lens, computed.astype(np.int64) + snapshot.query_lens):
+        record.seq_len = snapshot.seq_lens.tolist()
+    if full or any(len(group.padding_enabled) for group in groups):
+        record.padding_enabled = [_one_row(group.padding_enabled) for group in groups]
+    if snapshot.positions is not None:
+        record.positions, rest = _by_row(snapshot.positions, snapshot.query_lens)
+        if rest != []:
+            record.positions_rest = rest
+    if full or not snapshot.exact:
+        record.exact = snapshot.exact
+    if full:
+        record.coordinates = "global"
+        record.is_dummy = False
+        record.positions_consecutive = snapshot.positions is None
+        if snapshot.positions is None:
+            record.positions = [
+                start if length == 1 else [[start, start + length - 1]] if length > 0 else []
+                for start, length in zip(first.tolist(), snapshot.query_lens.tolist(), strict=False)
+            ]
+        if all(group.group_id in block_sizes and len(group.slots) == lens.sum() for group in groups):
+            record.target_blocks = [_blocks(group.slots, lens, block_sizes[group.group_id]) for group in groups]
+    return record
+
+
+def _read_record(snapshot: PlanSnapshot, names: RequestNames, full: bool) -> ReadRecord:
+    groups = snapshot.groups
+    tail = [group.table_blocks.astype(np.int64) - group.blocks_needed for group in groups]
+    record = ReadRecord(
+        trace_id=snapshot.trace_id,
+        step=snapshot.step,
+        requests=[names(request_id) for request_id in snapshot.request_ids],
+        groups=[group.group_id for group in groups],
+        blocks_needed=[group.blocks_needed.tolist() for group in groups],
+        digest=[[f"{digest:016x}" for digest in group.digests.tolist()] for group in groups],
+    )
+    if full:
+        record.seq_len = snapshot.seq_lens.tolist()
+    if full or any(group.window_skipped.any() for group in groups):
+        record.window_skipped = [group.window_skipped.tolist() for group in groups]
+    if full or any(ignored.any() for ignored in tail):
+        record.tail_ignored = [ignored.tolist() for ignored in tail]
+    if full or any(group.tables for group in groups):
+        record.tables = [
+            [TableRow(row=int(row), blocks=to_ranges(blocks)) for row, blocks in sorted(group.tables.items())]
+            for group in groups
+        ]
+    return record
+
+
+def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
+    """The snapshot that a kv.write and its kv.read were made of.
+
+    Raises:
+        ValueError: the two do not belong together, or the trace was written without request ids.
+    """
+    if (write.trace_id, write.step, write.groups) != (read.trace_id, read.step, read.groups):
+        raise ValueError("this kv.write and this kv.read are not of the same step")
+    query_lens = np.array(write.query_len, dtype=np.int64)
+    first = np.array(write.first_position, dtype=np.int64)
+    last = first + query_lens - 1 if _absent(write.last_position) else np.array(write.last_position, dtype=np.int64)
+    computed = first if _absent(write.computed_before) else np.array(write.computed_before, dtype=np.int64)
+    seq_lens = computed + query_lens if _absent(write.seq_len) else np.array(write.seq_len, dtype=np.int64)
+    positions: Int64 | None = None
+    if not isinstance(write.positions, UnsetType) and write.positions_consecutive is not True:
+        rest: list[Runs] = [] if isinstance(write.positions_rest, UnsetType) else [write.positions_rest]
+        positions = from_runs([*write.positions, *rest])
+    return PlanSnapshot(
+        step=given(write.step, 0),
+        trace_id=given(write.trace_id, ""),
+        request_ids=[known(name) for name in write.requests],
+        query_lens=query_lens.astype(np.int32),
+        first_positions=first,
+        last_positions=last,
+        positions=positions,
+        computed=computed.astype(np.int32),
+        seq_lens=seq_lens.astype(np.int32),
+        num_tokens=write.num_tokens,
+        graph_mode=write.graph_mode,
+        exact=given(write.exact, True),
+        groups=[_group(write, read, index) for index in range(len(write.groups))],
+    )
+
+
+def _group(write: WriteRecord, read: ReadRecord, index: int) -> GroupSnapshot:
+    needed = np.array(read.blocks_needed[index], dtype=np.int64)
+    ignored = np.zeros_like(needed) if isinstance(read.tail_ignored, UnsetType) else read.tail_ignored[index]
+    skipped = np.zeros_like(needed) if isinstance(read.window_skipped, UnsetType) else read.window_skipped[index]
+    rest: list[Runs] = [] if isinstance(write.slots_rest, UnsetType) else [write.slots_rest[index]]
+    enabled = [] if isinstance(write.padding_enabled, UnsetType) else [write.padding_enabled[index]]
+    tables = [] if isinstance(read.tables, UnsetType) else read.tables[index]
+    return GroupSnapshot(
+        group_id=write.groups[index],
+        slots=from_runs([*write.slots[index], *rest]),
+        padding_slots=write.padding_slots[index],
+        padding_enabled=from_runs(enabled),
+        table_blocks=(needed + ignored).astype(np.int32),
+        blocks_needed=needed.astype(np.int32),
+        window_skipped=np.array(skipped, dtype=np.int32),
+        digests=np.array([int(digest, 16) for digest in read.digest[index]], dtype=np.uint64),
+        tables={entry.row: np.array(from_ranges(entry.blocks), dtype=np.int32) for entry in tables},
+    )
+
+
+def dummy_record(dummy: DummyRun) -> BoundaryRecord:
+    return BoundaryRecord(
+        kind="dummy",
+        num_tokens=dummy.num_tokens,
+        groups=sorted(dummy.slots),
+        dummy_slots=[_one_row(dummy.slots[group_id]) for group_id in sorted(dummy.slots)],
+    )
+
+
+def dummy_from(record: BoundaryRecord) -> DummyRun:
+    groups = zip(given(record.groups, []), given(record.dummy_slots, []), strict=True)
+    return DummyRun(
+        slots={group_id: from_runs([runs]) for group_id, runs in groups}, num_tokens=given(record.num_tokens, 0)
+    )
+
+
+def _row_lengths(query_lens: Integers, available: int) -> Int64:
+    """The lengths of the rows as far as they are sound: a damaged plan may have negative ones, or too many tokens."""
+    ends = np.minimum(np.cumsum(np.maximum(query_lens, 0), dtype=np.int64), available)
+    return np.diff(ends, prepend=0)
+
+
+def _by_row(values: Integers, query_lens: Integers) -> tuple[list[Runs], Runs]:
+    """The values of each row, and those behind the last row."""
+    lengths = _row_lengths(query_lens, len(values))
+    covered = int(lengths.sum())
+    return to_runs(values[:covered], lengths), _one_row(values[covered:])
+
+
+def _one_row(values: Integers) -> Runs:
+    return to_runs(values, np.array([len(values)], dtype=np.int64))[0]
+
+
+def _blocks(slots: Int64, lengths: Int64, block_size: int) -> list[Runs]:
+    """The blocks that each row writes to, in the order of its tokens."""
+    blocks = slots // block_size
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    keep = slots >= 0
+    keep[1:] &= (blocks[1:] != blocks[:-1]) | (rows[1:] != rows[:-1])
+    return to_runs(blocks[keep], np.bincount(rows[keep], minlength=len(lengths)))
+
+
+def _absent(field: object) -> bool:
+    return field is UNSET

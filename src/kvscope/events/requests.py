@@ -1,0 +1,228 @@
+"""kv.bind, and the request side of kv.boundary: facts.requests to records and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from kvscope.events.envelope import RequestId, given, or_absent
+from kvscope.events.names import PLAIN, RequestNames, known
+from kvscope.events.ranges import from_ranges, to_ranges
+from kvscope.events.schema import BindRecord, BlockCopy, BoundaryRecord, BoundRequest
+from kvscope.facts.requests import (
+    CACHED,
+    NEW,
+    RESUMED,
+    Admission,
+    BlockIds,
+    Declaration,
+    StepRequests,
+    StepResult,
+)
+
+
+def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRecord:
+    """The kv.bind of a declaration; :func:`declaration_from` is its inverse."""
+    requests = declaration.requests
+    listed, unlisted = _bound(requests, names, declaration)
+    return BindRecord(
+        trace_id=declaration.trace_id,
+        step=declaration.step,
+        requests=listed,
+        unlisted=unlisted or UNSET,
+        total_num_scheduled_tokens=declaration.total_num_scheduled_tokens,
+        token_budget=or_absent(declaration.token_budget),
+        finished=[names(request_id) for request_id in sorted(requests.finished)],
+        preempted=[names(request_id) for request_id in sorted(requests.preempted)],
+        zero_blocks=UNSET if declaration.zero_blocks is None else to_ranges(declaration.zero_blocks),
+        copies=UNSET if declaration.copies is None else [BlockCopy(src=s, dst=d) for s, d in declaration.copies],
+        connector_plan=or_absent(declaration.connector_plan),
+    )
+
+
+def declaration_from(record: BindRecord) -> Declaration:
+    """The declaration that a kv.bind was made of.
+
+    Raises:
+        ValueError: the trace was written without request ids.
+    """
+    requests = _step_requests(record.requests, record.unlisted, record.finished, record.preempted)
+    everyone = [*record.requests, *(record.unlisted or [])]
+    return Declaration(
+        step=given(record.step, 0),
+        trace_id=given(record.trace_id, ""),
+        requests=requests,
+        new_prompt_tokens=[given(entry.num_prompt_tokens, 0) for entry in record.requests if entry.kind == NEW],
+        cached_output_tokens=[given(entry.num_output_tokens, 0) for entry in record.requests if entry.kind != NEW],
+        spec_tokens={
+            known(entry.request_id): entry.spec_tokens
+            for entry in everyone
+            if not isinstance(entry.spec_tokens, UnsetType)
+        },
+        invalid_spec_tokens={
+            known(entry.request_id): entry.invalid_spec_tokens
+            for entry in everyone
+            if not isinstance(entry.invalid_spec_tokens, UnsetType)
+        },
+        total_num_scheduled_tokens=record.total_num_scheduled_tokens,
+        token_budget=given(record.token_budget, None),
+        zero_blocks=None if isinstance(record.zero_blocks, UnsetType) else from_ranges(record.zero_blocks),
+        copies=None if isinstance(record.copies, UnsetType) else [(copy.src, copy.dst) for copy in record.copies],
+        connector_plan=given(record.connector_plan, None),
+    )
+
+
+def admission_record(admission: Admission, names: RequestNames = PLAIN) -> BoundaryRecord:
+    return BoundaryRecord(
+        kind="frontend_admit",
+        client_request_id=names(admission.client_request_id),
+        request_id=names(admission.request_id),
+        child_index=admission.child_index,
+    )
+
+
+def admission_from(record: BoundaryRecord) -> Admission:
+    return Admission(
+        client_request_id=known(given(record.client_request_id, None)),
+        request_id=known(given(record.request_id, None)),
+        child_index=given(record.child_index, 0),
+    )
+
+
+def worker_input_record(
+    received: StepRequests, declared: StepRequests | None, names: RequestNames = PLAIN
+) -> BoundaryRecord:
+    """What arrived in the worker. It is spelled out only where it differs from what the scheduler declared."""
+    if received == declared:
+        return BoundaryRecord(kind="worker_input", as_declared=True)
+    listed, unlisted = _bound(received, names, None)
+    return BoundaryRecord(
+        kind="worker_input",
+        as_declared=False if declared is not None else UNSET,
+        requests=listed,
+        unlisted=unlisted or UNSET,
+        finished=[names(request_id) for request_id in sorted(received.finished)],
+        preempted=[names(request_id) for request_id in sorted(received.preempted)],
+    )
+
+
+def received_from(record: BoundaryRecord, declared: StepRequests | None) -> StepRequests:
+    """What arrived in the worker; ``declared`` is from the kv.bind of the same step.
+
+    Raises:
+        ValueError: the record says "as declared", and there is no declaration.
+    """
+    if record.as_declared is not True:
+        return _step_requests(
+            given(record.requests, []), record.unlisted, given(record.finished, []), given(record.preempted, [])
+        )
+    if declared is None:
+        raise ValueError("a worker_input that arrived as declared needs the kv.bind of its step")
+    return declared
+
+
+def result_record(kind: str, result: StepResult, names: RequestNames = PLAIN) -> BoundaryRecord:
+    """``kind`` is ``worker_result`` or ``update_input``."""
+    return BoundaryRecord(
+        kind=kind,
+        result_requests=[names(request_id) for request_id in result.request_ids],
+        sampled_tokens=list(result.sampled_tokens),
+    )
+
+
+def result_from(record: BoundaryRecord) -> StepResult:
+    return StepResult(
+        request_ids=tuple(known(name) for name in given(record.result_requests, [])),
+        sampled_tokens=tuple(given(record.sampled_tokens, [])),
+    )
+
+
+def _bound(
+    requests: StepRequests, names: RequestNames, declaration: Declaration | None
+) -> tuple[list[BoundRequest], list[BoundRequest]]:
+    """The requests that are listed as new or cached, and those that only turn up elsewhere."""
+    spec = declaration.spec_tokens if declaration else {}
+    invalid = declaration.invalid_spec_tokens if declaration else {}
+    scheduled = requests.scheduled
+    known_ids = {*requests.new_ids, *requests.cached_ids}
+    prompts: Sequence[int | UnsetType] = [UNSET] * len(requests.new_ids)
+    outputs: Sequence[int | UnsetType] = [UNSET] * len(requests.cached_ids)
+    if declaration is not None:
+        prompts, outputs = declaration.new_prompt_tokens, declaration.cached_output_tokens
+    listed = [
+        BoundRequest(
+            request_id=names(request_id),
+            kind=NEW,
+            num_computed_tokens=computed,
+            num_scheduled_tokens=scheduled.get(request_id, UNSET),
+            num_prompt_tokens=prompt_tokens,
+            spec_tokens=spec.get(request_id, UNSET),
+            invalid_spec_tokens=invalid.get(request_id, UNSET),
+            block_delta=[to_ranges(group) for group in blocks],
+        )
+        for request_id, blocks, computed, prompt_tokens in zip(
+            requests.new_ids, requests.new_blocks, requests.new_computed, prompts, strict=True
+        )
+    ]
+    listed += [
+        BoundRequest(
+            request_id=names(request_id),
+            kind=RESUMED if request_id in requests.resumed else CACHED,
+            num_computed_tokens=computed,
+            num_scheduled_tokens=scheduled.get(request_id, UNSET),
+            num_output_tokens=output_tokens,
+            spec_tokens=spec.get(request_id, UNSET),
+            invalid_spec_tokens=invalid.get(request_id, UNSET),
+            block_delta=UNSET if blocks is None else [to_ranges(group) for group in blocks],
+        )
+        for request_id, blocks, computed, output_tokens in zip(
+            requests.cached_ids, requests.cached_blocks, requests.cached_computed, outputs, strict=True
+        )
+    ]
+    mentioned = requests.resumed.difference(requests.cached_ids)
+    mentioned.update(scheduled.keys() - known_ids, spec.keys() - known_ids, invalid.keys() - known_ids)
+    unlisted = [
+        BoundRequest(
+            request_id=names(request_id),
+            kind=RESUMED if request_id in requests.resumed else UNSET,
+            num_scheduled_tokens=scheduled.get(request_id, UNSET),
+            spec_tokens=spec.get(request_id, UNSET),
+            invalid_spec_tokens=invalid.get(request_id, UNSET),
+        )
+        for request_id in sorted(mentioned)
+    ]
+    return listed, unlisted
+
+
+def _step_requests(
+    listed: list[BoundRequest],
+    unlisted: list[BoundRequest] | UnsetType,
+    finished: Iterable[RequestId],
+    preempted: Iterable[RequestId],
+) -> StepRequests:
+    new = [entry for entry in listed if entry.kind == NEW]
+    cached = [entry for entry in listed if entry.kind != NEW]
+    everyone = [*listed, *(unlisted or [])]
+    return StepRequests(
+        new_ids=[known(entry.request_id) for entry in new],
+        new_blocks=[_block_ids(entry) or () for entry in new],
+        new_computed=[given(entry.num_computed_tokens, 0) for entry in new],
+        cached_ids=[known(entry.request_id) for entry in cached],
+        cached_blocks=[_block_ids(entry) for entry in cached],
+        cached_computed=[given(entry.num_computed_tokens, 0) for entry in cached],
+        resumed={known(entry.request_id) for entry in everyone if entry.kind == RESUMED},
+        scheduled={
+            known(entry.request_id): entry.num_scheduled_tokens
+            for entry in everyone
+            if not isinstance(entry.num_scheduled_tokens, UnsetType)
+        },
+        finished={known(name) for name in finished},
+        preempted={known(name) for name in preempted},
+    )
+
+
+def _block_ids(entry: BoundRequest) -> BlockIds | None:
+    if isinstance(entry.block_delta, UnsetType):
+        return None
+    return tuple(from_ranges(group) for group in entry.block_delta)
