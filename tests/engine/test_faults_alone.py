@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.testing.engine import apply_environment, environment, model_runner, running
+from kvscope.testing.engine import Runner, environment, model_runner, running
 from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, workload
 from kvscope.testing.faults.hooks import Hook
 
@@ -21,15 +22,14 @@ QUIET = [name for name, fault in FAULTS.items() if not fault.crashes and name !=
 CRASHING = [name for name, fault in FAULTS.items() if fault.crashes]
 
 
-@pytest.fixture(scope="module")
-def runner_name(request: pytest.FixtureRequest) -> str:
-    name = str(request.config.getoption("--runner", default="v1"))
-    apply_environment(name)  # type: ignore[arg-type]
-    return name
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "quiet" in metafunc.fixturenames:
+        runner = metafunc.config.getoption("--runner")
+        metafunc.parametrize("quiet", [name for name in QUIET if runner in FAULTS[name].runners])
 
 
 @pytest.fixture(scope="module")
-def llm(runner_name: str) -> Iterator[Any]:
+def llm(runner: Runner) -> Iterator[Any]:
     with running(**SETTINGS) as engine:
         yield engine
 
@@ -170,11 +170,8 @@ def declaring() -> Iterator[None]:
         hook.remove()
 
 
-@pytest.mark.parametrize("name", QUIET)
-def test_a_fault_happens_once_and_reaches_attention(llm: Any, runner_name: str, name: str) -> None:
-    fault = FAULTS[name]
-    if runner_name not in fault.runners:
-        pytest.skip(f"not on {runner_name}")
+def test_a_fault_happens_once_and_reaches_attention(llm: Any, runner: Runner, quiet: str) -> None:
+    name, fault = quiet, FAULTS[quiet]
     with declaring():
         injection, observer = run(llm, name, after_steps=3, attribute=DECLARATION)
     what = injection.what
@@ -183,7 +180,7 @@ def test_a_fault_happens_once_and_reaches_attention(llm: Any, runner_name: str, 
     assert what["step"] > 3
     assert what["expected"] in {fault.expected, *fault.alternatives}
     if fault.point in {"plan", "dummy"}:
-        assert what["runner"] == runner_name
+        assert what["runner"] == runner
     assert json.loads(json.dumps(what)) == what
     assert observer.seen is not None
     assert_reached(what, observer.seen)
@@ -231,7 +228,7 @@ def test_without_once_a_fault_happens_in_every_step(llm: Any) -> None:
     assert injection.times > 3
 
 
-def test_a_resumed_request_reads_through_its_old_blocks(llm: Any, runner_name: str) -> None:
+def test_a_resumed_request_reads_through_its_old_blocks(llm: Any, runner: Runner) -> None:
     with running(**PREEMPTING) as small:
         injection, observer = run(small, STALE)
         what = injection.what
@@ -256,10 +253,8 @@ print("SURVIVED")
 
 
 @pytest.mark.parametrize("name", CRASHING)
-def test_an_access_outside_the_cache_ends_the_process(runner_name: str, name: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", CRASH, name, runner_name], capture_output=True, text=True, check=False
-    )
+def test_an_access_outside_the_cache_ends_the_process(runner: Runner, name: str) -> None:
+    result = subprocess.run([sys.executable, "-c", CRASH, name, runner], capture_output=True, text=True, check=False)
     assert "FIRED" in result.stdout
     assert "SURVIVED" not in result.stdout
     assert result.returncode == -signal.SIGSEGV
@@ -294,14 +289,12 @@ if __name__ == "__main__":
     ],
 )
 def test_the_plugin_carries_a_fault_into_other_processes(
-    runner_name: str, tmp_path: Path, name: str, rank: str, size: int
+    runner: Runner, tmp_path: Path, name: str, rank: str, size: int
 ) -> None:
     script, report = tmp_path / "remote.py", tmp_path / "{rank}.json"
     script.write_text(REMOTE, encoding="utf-8")
-    command = [sys.executable, str(script), runner_name, str(report), name, rank, str(size)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=_environment(runner_name), timeout=280
-    )
+    command = [sys.executable, str(script), runner, str(report), name, rank, str(size)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(runner), timeout=280)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.glob("*.json"))]
     assert [what["fault"] for what in reports] == [name]
@@ -309,7 +302,5 @@ def test_the_plugin_carries_a_fault_into_other_processes(
         assert reports[0]["rank"] == int(rank)
 
 
-def _environment(runner_name: str) -> dict[str, str]:
-    import os
-
-    return dict(os.environ) | environment(runner_name, in_process=False)  # type: ignore[arg-type]
+def _environment(runner: Runner) -> dict[str, str]:
+    return dict(os.environ) | environment(runner, in_process=False)
