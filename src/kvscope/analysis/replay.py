@@ -1,0 +1,319 @@
+"""Judges a trace again, through the same bindings and rules as the live processes.
+
+The scheduler's declarations rebuild the tables; every recorded plan is rebuilt and held against them. A step of which
+something is missing is counted with the cause, never completed by a guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from kvscope.analysis.blocks import BlockDiary
+from kvscope.analysis.engines import EngineSetup, engines_of
+from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
+from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
+from kvscope.analysis.scene import scene_of
+from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
+from kvscope.checks.catalog import RULES
+from kvscope.checks.finding import Finding
+from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_missing, judge_plan
+from kvscope.checks.plan_view import StepView
+from kvscope.events.codec import declaration_from, dummy_from, finding_from, received_from, snapshot_from
+from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, ViolationRecord, WriteRecord
+from kvscope.facts.plans import PlanSnapshot
+from kvscope.facts.requests import Declaration
+from kvscope.facts.topology import Topology
+from kvscope.state.bindings import Bindings
+
+DECLARATION_WINDOW = 64
+"""Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
+
+NO_PLAN = "no plan recorded"
+NO_DECLARATION = "declaration missing"
+NO_INPUT = "worker_input missing"
+HALF_PLAN = "kv.write or kv.read missing"
+DAMAGED = "record contradicts itself"
+LATE = "written after a later step"
+PARTIAL = "table not known from its start"
+NO_TABLE = "table neither recorded nor as declared"
+NOT_IN_BATCH = "not in the batch"
+
+DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
+"""What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
+
+
+class RowCoverage(msgspec.Struct, kw_only=True):
+    """Rows (request x step x group x rank) of groups whose semantics are judged. ``other_rows`` are those of groups
+    that no rule of this version can judge, by ``group (kind)``.
+    """
+
+    steps: int = 0
+    scheduled: int = 0
+    audited: int = 0
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)
+    other_rows: Counter[str] = msgspec.field(default_factory=Counter)
+    dummy_runs: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+
+    @property
+    def share(self) -> float:
+        """Audited rows of the scheduled ones, 0 where nothing was scheduled."""
+        return self.audited / self.scheduled if self.scheduled else 0.0
+
+
+class _Rank:
+    """A worker: the tables as it was told, and the half of a plan that waits for the other."""
+
+    def __init__(self, log: ProcessLog, topology: Topology) -> None:
+        self.log = log
+        self.bindings = Bindings(topology)
+        self.applied = 0
+        self.input_step = 0
+        self.write: WriteRecord | None = None
+
+
+class _Engine:
+    """The scheduler's side of one engine. ``declared`` maps a step to its declaration and to whether one before it is
+    known to be lost, so that no table from before it can be trusted.
+    """
+
+    def __init__(self, setup: EngineSetup, topology: Topology) -> None:
+        self.setup = setup
+        self.topology = topology
+        self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
+        self.bindings = Bindings(topology)
+        self.diary = BlockDiary()
+        self.declared: dict[int, tuple[Declaration, bool]] = {}
+        self.last_step = 0
+        self.damage_seen = 0
+        self.undeclared: set[int] = set()
+        self.ranks = {log.name: _Rank(log, topology) for log in setup.ranks}
+
+
+class Replay:
+    """The result, complete after :meth:`run`. ``unreadable_ids``: requests cannot be told apart in this trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.setups = engines_of(trace.logs)
+        self.coverage = RowCoverage()
+        self.findings = FindingTally()
+        self.undeclared_steps = 0
+        self.damaged_records = 0
+        self.ids_omitted = False
+        self._by_log: dict[str, _Engine] = {}
+        for setup in self.setups:
+            if setup.topology is not None:
+                engine = _Engine(setup, setup.topology)
+                self._by_log.update({log.name: engine for log in [setup.declaring, *setup.ranks] if log})
+
+    def run(self, entries: Iterable[Entry] | None = None) -> Replay:
+        """Judge everything; ``entries`` are the trace's records unless something watches them on their way."""
+        for entry in self.trace.records() if entries is None else entries:
+            if isinstance(entry.record, ViolationRecord):
+                self._recorded_finding(entry, entry.record)
+            engine = self._by_log.get(entry.log.name)
+            if engine is None:
+                continue
+            try:
+                self._one(engine, entry)
+            except DAMAGE as error:
+                self.damaged_records += 1
+                self.ids_omitted |= "omitted" in str(error)
+        for engine in {id(engine): engine for engine in self._by_log.values()}.values():
+            for rank in engine.ranks.values():
+                self._drop_half_plan(engine, rank)
+        rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
+        if rest > 0:
+            self.coverage.skipped[NO_PLAN] += rest
+        return self
+
+    def _one(self, engine: _Engine, entry: Entry) -> None:
+        record = entry.record
+        if isinstance(record, BindRecord):
+            self._declare(engine, entry.log, record)
+            return
+        rank = engine.ranks.get(entry.log.name)
+        if rank is None:
+            return
+        if isinstance(record, BoundaryRecord) and record.kind == "worker_input":
+            self._input(engine, rank, record)
+        elif isinstance(record, BoundaryRecord) and record.kind == "dummy":
+            self.coverage.dummy_runs += 1
+            run = dummy_from(record)
+            self._found(engine, rank, judge_dummy(run, step_of(record), rank.bindings, engine.setup.parts))
+        elif isinstance(record, WriteRecord):
+            self._drop_half_plan(engine, rank)
+            rank.write = record
+        elif isinstance(record, ReadRecord):
+            write, rank.write = rank.write, None
+            if write is not None and write.step == record.step:
+                self._plan(engine, rank, write, record)
+            else:
+                self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+
+    def _declare(self, engine: _Engine, log: ProcessLog, record: BindRecord) -> None:
+        declaration = declaration_from(record)
+        damage = log.missing + log.garbage
+        skipped_step = declaration.step != engine.last_step + 1 and engine.last_step > 0
+        lost = damage > engine.damage_seen or (log.ever_dropped and skipped_step)
+        engine.damage_seen, engine.last_step = damage, max(declaration.step, engine.last_step)
+        engine.declared[declaration.step] = (declaration, lost)
+        self._count_scheduled(engine, declaration, len(engine.ranks))
+        if lost:
+            _distrust(engine.bindings)
+        engine.diary.note(declaration.step, declaration.requests, engine.bindings)
+        engine.bindings.apply(declaration.requests)
+        findings = [
+            finding
+            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
+            if finding.request_id not in engine.bindings.partial
+        ]
+        self._found(engine, None, findings)
+        for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
+            for rank in engine.ranks.values():
+                _catch_up(engine, rank, step)
+            del engine.declared[step]
+
+    def _input(self, engine: _Engine, rank: _Rank, record: BoundaryRecord) -> None:
+        step = step_of(record)
+        known = engine.declared.get(step) if record.step is not UNSET else None
+        if record.as_declared is UNSET:
+            # Nothing was attached: what the worker was told is here, but not what it should have been told.
+            self._found(engine, rank, judge_missing(step, received_from(record, None), engine.setup.parts))
+            _distrust(rank.bindings)
+            return
+        rank.input_step = step
+        _catch_up(engine, rank, step)
+        if known is not None:
+            received = received_from(record, known[0].requests)
+            self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
+
+    def _plan(self, engine: _Engine, rank: _Rank, write: WriteRecord, read: ReadRecord) -> None:
+        step = step_of(write)
+        known = engine.declared.get(step)
+        if known is None:
+            self._undeclared(engine, step)
+            self._skip_recorded(engine, write.requests, NO_DECLARATION, step)
+            return
+        declaration, rows = known[0], len(known[0].requests.scheduled) * len(engine.judged)
+        if rank.input_step < step:
+            self._skip(rows, NO_INPUT)
+            return
+        if rank.applied != step:
+            self._skip(rows, LATE)
+            return
+        try:
+            self._judge(engine, rank, declaration, snapshot_from(write, read))
+        except DAMAGE as error:
+            self.damaged_records += 1
+            self.ids_omitted |= "omitted" in str(error)
+            self._skip(rows, DAMAGED)
+
+    def _judge(self, engine: _Engine, rank: _Rank, declaration: Declaration, snapshot: PlanSnapshot) -> None:
+        scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
+        in_batch = np.array([r in scheduled and r in rank.bindings for r in snapshot.request_ids], np.bool_)
+        keep: Bool = in_batch & np.array([r not in partial for r in snapshot.request_ids], np.bool_)
+        rebuilt = rebuild(snapshot, rank.bindings, keep)
+        view = StepView(rebuilt.plan, declaration, rank.bindings)
+        recorded = {group.group_id for group in snapshot.groups}
+        indexes = [i for i in engine.judged if engine.topology.groups[i].group_id in recorded]
+        groups = [view.group(index) for index in indexes]
+        findings = judge_plan(view, groups, engine.setup.parts) if keep.any() else []
+        for finding in findings:
+            _renumber(finding, rebuilt)
+        whole = msgspec.structs.replace(rebuilt.plan, request_ids=snapshot.request_ids)
+        findings += judge_batch(declaration, whole, engine.setup.parts)
+        unknown = int(rebuilt.unknown.sum())
+        self.coverage.audited += (int(keep.sum()) - unknown) * len(groups)
+        self._skip(unknown * len(groups), NO_TABLE)
+        self._skip(int(in_batch.sum() - keep.sum()) * len(groups), PARTIAL)
+        self._skip((len(scheduled) - int(in_batch.sum())) * len(groups), NOT_IN_BATCH)
+        self._found(engine, rank, findings)
+
+    def _found(self, engine: _Engine, rank: _Rank | None, findings: list[Finding]) -> None:
+        log = rank.log if rank else engine.setup.declaring
+        bindings = rank.bindings if rank else engine.bindings
+        for finding in findings:
+            action = engine.setup.actions.get(RULES[finding.reason].part, "log")
+            scene = None if self.findings.has_scene(finding) else scene_of(finding, bindings, engine.diary)
+            self.findings.add(
+                REPLAY,
+                finding,
+                process=log.name if log else "?",
+                runner=engine.setup.runner,
+                action=action,
+                scene=scene,
+            )
+
+    def _recorded_finding(self, entry: Entry, record: ViolationRecord) -> None:
+        try:
+            finding = finding_from(record)
+        except ValueError:
+            self.ids_omitted = True
+            finding = finding_from(msgspec.structs.replace(record, request_id=UNSET, other_request_id=UNSET))
+        runner = next((s.runner for s in self.setups if s.dp_rank == entry.log.dp_rank), None)
+        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action)
+
+    def _count_scheduled(self, engine: _Engine, declaration: Declaration, ranks: int) -> None:
+        coverage, requests = self.coverage, len(declaration.requests.scheduled)
+        coverage.steps += 1
+        coverage.first_step = min(coverage.first_step or declaration.step, declaration.step)
+        coverage.last_step = max(coverage.last_step or 0, declaration.step)
+        coverage.scheduled += requests * len(engine.judged) * ranks
+        for group in engine.topology.groups:
+            if not group.judged:
+                coverage.other_rows[f"group {group.group_id} ({group.kind})"] += requests * ranks
+
+    def _undeclared(self, engine: _Engine, step: int) -> None:
+        if step in engine.undeclared:
+            return
+        engine.undeclared.add(step)
+        self.undeclared_steps += 1
+        for bindings in [engine.bindings, *(rank.bindings for rank in engine.ranks.values())]:
+            _distrust(bindings)
+
+    def _skip(self, rows: int, cause: str) -> None:
+        if rows > 0:
+            self.coverage.skipped[cause] += rows
+
+    def _skip_recorded(self, engine: _Engine, requests: list[str | None], cause: str, step: int) -> None:
+        """Rows that a worker recorded; if their step was never declared they were not counted as scheduled yet."""
+        rows = len(requests) * len(engine.judged)
+        if step not in engine.declared:
+            self.coverage.scheduled += rows
+        self._skip(rows, cause)
+
+    def _drop_half_plan(self, engine: _Engine, rank: _Rank) -> None:
+        if rank.write is not None:
+            self._skip_recorded(engine, rank.write.requests, HALF_PLAN, step_of(rank.write))
+            rank.write = None
+
+
+def _distrust(bindings: Bindings) -> None:
+    """A declaration is lost: no table from before it is known to be right, until its request is bound anew."""
+    bindings.partial.update(bindings.live)
+
+
+def _catch_up(engine: _Engine, rank: _Rank, step: int) -> None:
+    """Apply all declarations up to a step, in order, that the rank has not seen yet."""
+    for declared, (declaration, lost) in sorted(engine.declared.items()):
+        if rank.applied < declared <= step:
+            if lost:
+                _distrust(rank.bindings)
+            rank.bindings.apply(declaration.requests)
+            rank.applied = declared
+
+
+def _renumber(finding: Finding, rebuilt: RebuiltPlan) -> None:
+    """Rows and tokens as the batch counted them, not as the rows that could be judged do."""
+    if finding.row is not None:
+        finding.row = int(rebuilt.rows[finding.row])
+    if finding.token_index is not None and finding.token_index < len(rebuilt.tokens):
+        finding.token_index = int(rebuilt.tokens[finding.token_index])

@@ -1,0 +1,143 @@
+"""What a run's files hold, in numbers: the content of ``kvscope info``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvscope.analysis.reader import ProcessLog
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.verdict import coverage_line, losses_of, stalled
+
+
+class ProcessSummary(msgspec.Struct, kw_only=True):
+    """One process. ``lost`` counts records by how they are gone, ``dropped`` by cause; ``ended`` as in ProcessLog."""
+
+    name: str
+    files: int
+    records: int
+    events: dict[str, int]
+    first_seq: int
+    last_seq: int
+    lost: dict[str, int]
+    dropped: dict[str, int]
+    truncated: bool
+    ended: bool
+    own_ns_per_step: dict[str, int]
+    hook_faults: dict[str, int]
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """One run. ``own_ns_per_step`` is what kvscope itself took of a step: scheduler and slowest worker together.
+
+    ``findings`` counts by reason: what the live processes recorded and what the replay finds.
+    """
+
+    path: str
+    run_id: str
+    versions: dict[str, str | None]
+    runner: str | None
+    parts: dict[str, str]
+    seams_absent: dict[str, str]
+    duration_s: float
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    events: dict[str, int]
+    coverage: str
+    coverage_share: float
+    rows_audited: int
+    rows_scheduled: int
+    rows_skipped: dict[str, int]
+    rows_not_judged: dict[str, int]
+    checks_stalled: dict[str, int]
+    dummy_runs: int
+    own_ns_per_step: int | None
+    findings: dict[str, dict[str, int]]
+    processes: list[ProcessSummary]
+    incidents: int
+    other_runs: list[str]
+
+
+def summarize(replay: Replay) -> Summary:
+    """The summary of a finished replay."""
+    logs, coverage = replay.trace.logs, replay.coverage
+    processes = [_process(log) for log in logs]
+    enabled = next((log.enabled for log in logs if log.enabled), None)
+    first = min((log.first_wall_ns for log in logs if log.first_wall_ns), default=0)
+    last = max((log.last_wall_ns for log in logs), default=0)
+    events: dict[str, int] = {}
+    for log in logs:
+        for event, count in log.events.items():
+            events[event] = events.get(event, 0) + count
+    return Summary(
+        path=str(replay.trace.files.directory if replay.trace.files.whole_run else replay.trace.files.asked),
+        run_id=replay.trace.run_id,
+        versions=_versions(enabled.versions) if enabled else {},
+        runner=next((setup.runner for setup in replay.setups if setup.runner), None),
+        parts=dict(enabled.parts) if enabled else {},
+        seams_absent={s.seam: s.reason for log in logs if log.enabled for s in log.enabled.seams_absent},
+        duration_s=max(last - first, 0) / 1e9,
+        steps=coverage.steps,
+        first_step=coverage.first_step,
+        last_step=coverage.last_step,
+        events=dict(sorted(events.items())),
+        coverage=coverage_line(replay),
+        coverage_share=coverage.share,
+        rows_audited=coverage.audited,
+        rows_scheduled=coverage.scheduled,
+        rows_skipped={cause: count for cause, count in coverage.skipped.most_common() if count},
+        rows_not_judged=dict(coverage.other_rows),
+        checks_stalled=stalled(replay),
+        dummy_runs=coverage.dummy_runs,
+        own_ns_per_step=_own_time(logs),
+        findings={
+            entry.first.reason: {"replay": entry.in_replay, "live": entry.in_trace}
+            for entry in replay.findings.folded()
+        },
+        processes=processes,
+        incidents=len(replay.trace.files.incidents),
+        other_runs=[other.name for other in replay.trace.files.others],
+    )
+
+
+def _versions(versions: msgspec.Struct) -> dict[str, str | None]:
+    fields: dict[str, Any] = msgspec.structs.asdict(versions)
+    return fields
+
+
+def _process(log: ProcessLog) -> ProcessSummary:
+    return ProcessSummary(
+        name=log.name,
+        files=len(log.files.paths),
+        records=log.records,
+        events=dict(sorted(log.events.items())),
+        first_seq=log.first_seq,
+        last_seq=log.last_seq,
+        lost=losses_of(log),
+        dropped=log.dropped,
+        truncated=log.truncated,
+        ended=log.ended,
+        own_ns_per_step=_per_step(log),
+        hook_faults={hook: n for hook, n in log.coverage.hook_faults.items() if n} if log.coverage else {},
+    )
+
+
+def _per_step(log: ProcessLog) -> dict[str, int]:
+    """Own time of each hook, spread over the steps with work; one-off hooks at start-up are spread, too."""
+    if log.coverage is None or not log.coverage.steps:
+        return {}
+    return {hook: ns // log.coverage.steps for hook, ns in log.coverage.hook_time_ns.items() if ns}
+
+
+def _own_time(logs: list[ProcessLog]) -> int | None:
+    """Nanoseconds of a step: scheduler and slowest worker one after the other; None where nobody measured."""
+    totals: Mapping[str, list[int]] = {"scheduler": [], "worker": []}
+    for log in logs:
+        if log.process != "frontend" and (times := _per_step(log)):
+            totals["worker" if log.process == "worker" else "scheduler"].append(sum(times.values()))
+    if not any(totals.values()):
+        return None
+    return sum(max(values, default=0) for values in totals.values())

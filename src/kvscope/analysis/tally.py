@@ -1,0 +1,98 @@
+"""Findings folded: one entry for each reason and group, with what came first in full and the rest counted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope.analysis.scene import Scene
+from kvscope.checks.catalog import RULES
+from kvscope.checks.finding import Finding
+
+KEPT_REQUESTS = 8
+
+REPLAY = "replay"
+LIVE = "live"
+
+Key = tuple[str, int | None, str | None]
+"""Reason, group and request: what live and replay must agree about."""
+
+
+class FoldedFinding(msgspec.Struct, kw_only=True):
+    """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it.
+
+    ``in_replay`` counts the findings of the replay, ``in_trace`` the kv.violation records that were written live.
+    ``requests`` holds the first few request ids, ``num_requests`` how many there were.
+    """
+
+    first: Finding
+    process: str
+    runner: str | None
+    action: str
+    scene: Scene | None = None
+    in_replay: int = 0
+    in_trace: int = 0
+    first_step: int
+    last_step: int
+    requests: list[str] = msgspec.field(default_factory=list)
+    num_requests: int = 0
+    processes: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return max(self.in_replay, self.in_trace)
+
+
+class FindingTally:
+    """Collects findings from both sides. Memory grows with distinct (reason, group, request), not with findings."""
+
+    def __init__(self) -> None:
+        self._folded: dict[tuple[str, int | None], FoldedFinding] = {}
+        self.keys: dict[str, set[Key]] = {REPLAY: set(), LIVE: set()}
+
+    def add(
+        self, side: str, finding: Finding, *, process: str, runner: str | None, action: str, scene: Scene | None = None
+    ) -> None:
+        key = (finding.reason, finding.group_id)
+        entry = self._folded.get(key)
+        if entry is None:
+            entry = self._folded[key] = FoldedFinding(
+                first=finding, process=process, runner=runner, action=action, scene=scene,
+                first_step=finding.step, last_step=finding.step,
+            )  # fmt: skip
+        elif side == REPLAY and entry.scene is None:
+            entry.first, entry.scene = finding, scene
+        if side == REPLAY:
+            entry.in_replay += 1
+        else:
+            entry.in_trace += 1
+            entry.action = action
+        entry.first_step = min(entry.first_step, finding.step)
+        entry.last_step = max(entry.last_step, finding.step)
+        if process not in entry.processes:
+            entry.processes.append(process)
+        self._note_request(entry, finding)
+        self.keys[side].add((finding.reason, finding.group_id, finding.request_id))
+
+    def has_scene(self, finding: Finding) -> bool:
+        entry = self._folded.get((finding.reason, finding.group_id))
+        return entry is not None and entry.scene is not None
+
+    def folded(self) -> list[FoldedFinding]:
+        """The gravest first, then the earliest."""
+        gravity = {"fatal": 0, "error": 1, "warning": 2, "info": 3}
+        return sorted(
+            self._folded.values(),
+            key=lambda entry: (
+                gravity[RULES[entry.first.reason].severity] if entry.first.reason in RULES else 4,
+                entry.first_step,
+            ),
+        )
+
+    def _note_request(self, entry: FoldedFinding, finding: Finding) -> None:
+        request = finding.request_id
+        key = (finding.reason, finding.group_id, request)
+        if request is None or any(key in keys for keys in self.keys.values()):
+            return
+        entry.num_requests += 1
+        if len(entry.requests) < KEPT_REQUESTS:
+            entry.requests.append(request)

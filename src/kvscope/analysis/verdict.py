@@ -1,0 +1,190 @@
+"""What a replay amounts to: clean, findings or inconclusive, always with how much of the run was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvscope.analysis.engines import EngineSetup
+from kvscope.analysis.reader import ProcessLog
+from kvscope.analysis.replay import NO_TABLE, Replay
+from kvscope.analysis.tally import LIVE, REPLAY, FoldedFinding, Key
+from kvscope.checks.catalog import RULES
+
+CLEAN, FINDINGS, INCONCLUSIVE = "clean", "findings", "inconclusive"
+EXIT_CODES = {CLEAN: 0, FINDINGS: 1, INCONCLUSIVE: 3}
+DEFAULT_MIN_COVERAGE = 0.99
+
+NOT_REPLAYABLE = frozenset({"handover_missing"})
+"""Reasons that a trace can carry and a replay cannot always reach by itself."""
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """``reasons`` say why it is inconclusive, or what limits a verdict on findings; ``notes`` are worth knowing and
+    change nothing. ``only_live`` and ``only_replay`` are findings of one side alone: empty where the two agree.
+    """
+
+    word: str
+    coverage_line: str
+    reasons: list[str]
+    notes: list[str]
+    findings: list[FoldedFinding]
+    only_live: list[Key]
+    only_replay: list[Key]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.word]
+
+    @property
+    def agree(self) -> bool:
+        return not self.only_live and not self.only_replay
+
+
+def verdict_of(replay: Replay, min_coverage: float = DEFAULT_MIN_COVERAGE) -> Verdict:
+    """The verdict on a finished replay. Findings weigh more than gaps: what was found was found."""
+    findings = replay.findings.folded()
+    reasons = [*_losses(replay), *_limits(replay, min_coverage)]
+    live, replayed = replay.findings.keys[LIVE], replay.findings.keys[REPLAY]
+    return Verdict(
+        word=FINDINGS if findings else INCONCLUSIVE if reasons else CLEAN,
+        coverage_line=coverage_line(replay),
+        reasons=reasons,
+        notes=list(_notes(replay)),
+        findings=findings,
+        only_live=sorted((key for key in live - replayed if key[0] not in NOT_REPLAYABLE), key=str),
+        only_replay=sorted(replayed - live, key=str),
+    )
+
+
+def coverage_line(replay: Replay) -> str:
+    """The line without which no verdict is shown."""
+    coverage = replay.coverage
+    ranks = sum(len(setup.ranks) for setup in replay.setups)
+    if not coverage.scheduled:
+        return "coverage: 0 rows, because no step with work was declared in this trace"
+    return (
+        f"coverage: {coverage.audited:,} of {coverage.scheduled:,} rows audited ({percent(coverage.share)}), "
+        f"{coverage.steps:,} steps, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    )
+
+
+def percent(share: float) -> str:
+    """One decimal, cut and not rounded: what is not all of it never reads 100.0 %."""
+    return f"{int(share * 1000) / 10:.1f} %"
+
+
+def _losses(replay: Replay) -> Iterator[str]:
+    """What should be in the files and is not."""
+    for log in replay.trace.logs:
+        for what, count in losses_of(log).items():
+            yield f"{log.name}: {count:,} {what}"
+        if log.truncated:
+            yield f"{log.name}: the last line is a fragment, the file was cut off"
+        elif not log.ended and not log.lost_at_end and not _known_complete(log):
+            yield f"{log.name}: the end is missing, the process was killed or still runs"
+        for cause, count in log.dropped.items():
+            yield f"{log.name}: {count:,} records dropped ({cause})"
+
+
+def losses_of(log: ProcessLog) -> dict[str, int]:
+    """Records of a process that are gone, by how: only what is more than zero."""
+    found = {
+        "records missing before the first one": 0 if _deletion_declared(log) else log.missing_first,
+        "records missing in between": log.missing,
+        "lines that are no record": log.garbage,
+        "records out of order or twice": log.repeated,
+        "records lost when the process ended": log.lost_at_end,
+        "files vanished while they were read": len(log.vanished),
+    }
+    return {what: count for what, count in found.items() if count}
+
+
+def _deletion_declared(log: ProcessLog) -> bool:
+    """Whether the process removed what is missing at the start itself, as its settings had it."""
+    return log.missing_first == 0 or 0 < log.files.first_index <= log.deleted_files
+
+
+def _known_complete(log: ProcessLog) -> bool:
+    return log.status is not None and log.lost_at_end == 0
+
+
+def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
+    """Why the replay cannot say "clean" although nothing may be lost."""
+    coverage = replay.coverage
+    mode = _output_setting(replay, "records")
+    if mode == "findings":
+        yield 'written with records = "findings": declarations and plans are not in it'
+    if replay.ids_omitted:
+        yield 'written with request_ids = "omitted": requests cannot be told apart'
+    for setup in replay.setups:
+        name = f"engine {setup.dp_rank}" if len(replay.setups) > 1 else "the engine"
+        yield from _engine_limits(setup, name, whole_run=replay.trace.files.whole_run)
+    if replay.undeclared_steps:
+        yield f"{replay.undeclared_steps:,} steps were carried out without a declaration in the trace"
+    if replay.damaged_records:
+        yield f"{replay.damaged_records:,} records contradict themselves"
+    for check, step in stalled(replay).items():
+        yield f"{check} stands still since step {step:,}"
+    if mode != "findings" and coverage.share < min_coverage:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in coverage.skipped.most_common(3))
+        yield f"coverage {percent(coverage.share)} is below {min_coverage:g} ({causes or 'nothing was scheduled'})"
+    elif unknown := coverage.skipped[NO_TABLE]:
+        yield f"{unknown:,} rows: {NO_TABLE}"
+
+
+def _engine_limits(setup: EngineSetup, engine: str, *, whole_run: bool) -> Iterator[str]:
+    if setup.declaring is None:
+        yield f"no file of {engine}'s scheduler: nothing to hold the plans against"
+    if not setup.ranks:
+        yield f"no file of {engine}'s workers: no plan to look at"
+    if setup.topology is None:
+        yield f"the pool of {engine} is not recorded (kv.enabled)"
+    if not setup.parts:
+        yield f"no part of {engine} was checking (kv_trace, kv_guard_config)"
+    present = {log.files.rank for log in setup.ranks if log.files.rank is not None}
+    absent = sorted(set(range(max(present, default=-1) + 1)) - present) if whole_run else []
+    if absent:
+        yield f"no file of worker rank {', '.join(map(str, absent))}"
+    if setup.others:
+        names = ", ".join(log.name for log in setup.others)
+        yield f"more processes claim the same place than {engine} has: {names}"
+
+
+def stalled(replay: Replay) -> dict[str, int]:
+    """Checks that stopped running, with the step at which their seam last fired."""
+    found: dict[str, int] = {}
+    for log in replay.trace.logs:
+        if log.coverage and isinstance(log.coverage.checks_stalled, dict):
+            found.update(log.coverage.checks_stalled)
+    return found
+
+
+def _notes(replay: Replay) -> Iterator[str]:
+    for log in replay.trace.logs:
+        if log.missing_first and _deletion_declared(log):
+            yield f"{log.name}: the first {log.missing_first:,} records were deleted by rotation"
+        if log.unknown:
+            yield f"{log.name}: {log.unknown:,} records of events that this version does not know"
+        if log.coverage and (faults := sum(log.coverage.hook_faults.values())):
+            yield f"{log.name}: {faults:,} faults in kvscope's own hooks"
+    for name, rows in replay.coverage.other_rows.items():
+        yield f"{name}: {rows:,} rows with semantics that no rule judges"
+    for setup in replay.setups:
+        off = sorted({rule.part for rule in RULES.values()} - setup.parts)
+        if off and setup.parts:
+            yield f"{', '.join(off)} was off: its rules were not judged"
+    if replay.trace.files.others:
+        count = len(replay.trace.files.others)
+        more = "1 older run stands" if count == 1 else f"{count} older runs stand"
+        yield f"{more} beside this one; give a run's folder to choose"
+
+
+def _output_setting(replay: Replay, name: str) -> object:
+    for log in replay.trace.logs:
+        if log.enabled:
+            section = log.enabled.configuration.get("kv_output")
+            if isinstance(section, dict) and name in section:
+                return section[name]
+    return None

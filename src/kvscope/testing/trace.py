@@ -1,0 +1,354 @@
+"""Writes traces without an engine: a small scheduler hands out blocks, a small runner makes the plan that follows.
+
+    builder = TraceBuilder(directory)
+    builder.admit("r1", prompt_tokens=40)
+    builder.step({"r1": 40})
+    builder.step({"r1": 1}, damage_plan=lambda plan: plan.groups[0].slots.__setitem__(0, 3))
+    builder.close()
+
+Facts pass through the same bindings, rules, snapshots and codec as in a live process, so a finding stands in the trace
+exactly when a live kvscope would have put it there. What a test wants to go wrong it says with ``damage_*`` (before
+anything looks) or does to the file afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from msgspec import UnsetType
+
+from kvscope.checks.catalog import RULES
+from kvscope.checks.finding import Finding
+from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_plan
+from kvscope.checks.plan_view import StepView
+from kvscope.checks.rule import Part
+from kvscope.config import CONFIG_KEYS
+from kvscope.events.codec import (
+    Identity,
+    bind_record,
+    coverage_record,
+    dummy_record,
+    enabled_record,
+    encode,
+    stamp,
+    violation_record,
+    worker_input_record,
+    write_read_records,
+)
+from kvscope.events.envelope import Envelope
+from kvscope.events.names import PLAIN, RequestNames
+from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, Plan
+from kvscope.facts.requests import BlockIds, Declaration, StepRequests
+from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
+from kvscope.runtime.snapshots import Snapshots
+from kvscope.state.bindings import Bindings
+
+TOPOLOGY = Topology(
+    num_blocks=64,
+    null_block_id=0,
+    groups=(Group(group_id=0, kind=FULL_ATTENTION, block_size=16, kernel_block_size=16, layers=2),),
+)
+PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
+STEP_NS = 1_000_000
+
+
+def _undamaged(_fact: object) -> None:
+    pass
+
+
+class Stream:
+    """The file of one process. Its clock advances by a microsecond a record and a millisecond a step."""
+
+    def __init__(self, directory: Path, process: str, rank: int, pid: int, engine_id: str, ranks: Ranks) -> None:
+        self.process, self.rank, self.pid = process, rank, pid
+        self.path = directory / f"{process}-{rank}-{pid}.0.jsonl"
+        self.identity = Identity(engine_id=engine_id, ranks=ranks)
+        self.seq = 0
+        self._file = self.path.open("wb")
+
+    def write(
+        self, record: Envelope, component: str, boundary: str, *, step: int | None = None, after: int = 0
+    ) -> None:
+        self.seq += 1
+        when = step if step is not None else after if isinstance(record.step, UnsetType) else record.step
+        mono_ns = when * STEP_NS + self.seq * 1_000
+        stamp(
+            record,
+            self.identity,
+            seq=self.seq,
+            component=component,
+            boundary=boundary,
+            mono_ns=mono_ns,
+            wall_ns=1_700_000_000_000_000_000 + mono_ns,
+            step=step,
+            after_step=after,
+        )
+        self._file.write(encode(record) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TraceBuilder:
+    """One engine's run. ``ranks`` workers have files of their own; with ``in_process`` everything is in one file.
+
+    ``directory`` is the run's folder; it is created. ``parts`` are the parts that judge.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        topology: Topology = TOPOLOGY,
+        ranks: int = 1,
+        in_process: bool = False,
+        full: bool = False,
+        parts: Iterable[Part] = PARTS,
+        names: RequestNames = PLAIN,
+        configuration: Mapping[str, object] | None = None,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.topology, self.parts, self.names, self._full = directory, topology, set(parts), names, full
+        self._snapshots = Snapshots(spell_tables=full)
+        self.step_number = 0
+        self.steps = self.rows = self.tokens = 0
+        self.pool = list(range(1, topology.num_blocks))
+        self.blocks: dict[str, list[list[int]]] = {}
+        self._prompt: dict[str, int] = {}
+        self._computed: dict[str, int] = {}
+        self._preempted: set[str] = set()
+        self._bindings = Bindings(topology)
+        self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
+        run, group = directory.name, Ranks(dp=0)
+        workers = [Ranks(dp=0, tp=rank, pp=0, world=rank) for rank in range(len(self._worker_bindings))]
+        if in_process:
+            self.engine = Stream(directory, "all", 0, 100, run, workers[0])
+            self.workers = [self.engine]
+        else:
+            self.engine = Stream(directory, "engine", 0, 100, run, group)
+            self.workers = [
+                Stream(directory, "worker", rank, 200 + rank, run, ranks_) for rank, ranks_ in enumerate(workers)
+            ]
+        for stream in dict.fromkeys([self.engine, *self.workers]):
+            stream.write(self._enabled(stream, dict(configuration or {})), "worker", "config")
+
+    def admit(self, request_id: str, prompt_tokens: int) -> None:
+        """A request arrives; nothing is recorded until a step schedules it."""
+        self._prompt[request_id] = prompt_tokens
+
+    def declare(
+        self, scheduled: Mapping[str, int], *, finished: Iterable[str] = (), preempted: Iterable[str] = ()
+    ) -> Declaration:
+        """The next step's declaration, with blocks for every scheduled token."""
+        self.step_number += 1
+        gone, kicked = set(finished), set(preempted)
+        for request_id in gone | kicked:
+            self._release(request_id)
+        self._preempted |= kicked
+        requests = StepRequests(
+            new_ids=[], new_blocks=[], new_computed=[], cached_ids=[], cached_blocks=[], cached_computed=[],
+            resumed=set(), scheduled=dict(scheduled), finished=gone, preempted=kicked,
+        )  # fmt: skip
+        for request_id, tokens in scheduled.items():
+            if request_id not in self._computed:
+                requests.new_ids.append(request_id)
+                requests.new_computed.append(0)
+                requests.new_blocks.append(self._grow(request_id, tokens))
+                self._computed[request_id] = tokens
+                continue
+            if request_id in self._preempted:
+                self._preempted.discard(request_id)
+                requests.resumed.add(request_id)
+                self._computed[request_id] = 0
+            requests.cached_ids.append(request_id)
+            requests.cached_computed.append(self._computed[request_id])
+            delta = self._grow(request_id, self._computed[request_id] + tokens)
+            requests.cached_blocks.append(delta if any(delta) else None)
+            self._computed[request_id] += tokens
+        return Declaration(
+            step=self.step_number,
+            trace_id=f"{self.directory.name}-{self.step_number:x}",
+            requests=requests,
+            new_prompt_tokens=[self._prompt.get(r, scheduled[r]) for r in requests.new_ids],
+            cached_output_tokens=[0] * len(requests.cached_ids),
+            spec_tokens={},
+            invalid_spec_tokens={},
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            token_budget=None,
+            zero_blocks=None,
+            copies=None,
+            connector_plan=None,
+        )
+
+    def step(
+        self,
+        scheduled: Mapping[str, int],
+        *,
+        finished: Iterable[str] = (),
+        preempted: Iterable[str] = (),
+        damage_declaration: Callable[[Declaration], None] = _undamaged,
+        damage_received: Callable[[StepRequests], None] | None = None,
+        damage_plan: Callable[[Plan], None] = _undamaged,
+    ) -> Declaration:
+        """One step through all processes: declared, handed over, planned, judged, written down."""
+        declaration = self.declare(scheduled, finished=finished, preempted=preempted)
+        damage_declaration(declaration)
+        self._bindings.apply(declaration.requests)
+        self.engine.write(bind_record(declaration, self.names), "scheduler", "scheduler.schedule")
+        self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
+        for rank, stream in enumerate(self.workers):
+            self._run_worker(rank, stream, declaration, damage_received, damage_plan)
+        self.steps += 1
+        self.rows += len(scheduled) * len(self._judged())
+        self.tokens += sum(scheduled.values())
+        return declaration
+
+    def dummy(self, slots: Mapping[int, list[int]]) -> None:
+        """A run that serves no request, after the last step, in every worker."""
+        arrays = {group: np.array(values, np.int64) for group, values in slots.items()}
+        run = DummyRun(slots=arrays, num_tokens=max(map(len, slots.values())))
+        for rank, stream in enumerate(self.workers):
+            stream.write(dummy_record(run), "runner", "runner_v1.dummy", after=self.step_number)
+            self._violations(stream, judge_dummy(run, self.step_number, self._worker_bindings[rank], self.parts))
+
+    def close(self, *, coverage: bool = True) -> Path:
+        """End the run. Without ``coverage`` it ends as if its processes had been killed."""
+        for stream in dict.fromkeys([self.engine, *self.workers]):
+            if coverage:
+                stream.write(self._coverage(stream), "worker", "shutdown", after=self.step_number)
+            stream.close()
+        return self.directory
+
+    def _run_worker(
+        self,
+        rank: int,
+        stream: Stream,
+        declaration: Declaration,
+        damage_received: Callable[[StepRequests], None] | None,
+        damage_plan: Callable[[Plan], None],
+    ) -> None:
+        received, bindings = declaration.requests, self._worker_bindings[rank]
+        if damage_received is not None:
+            received = _copied(received)
+            damage_received(received)
+        bindings.apply(declaration.requests)
+        record = worker_input_record(received, declaration.requests, self.names)
+        record.trace_id = declaration.trace_id
+        stream.write(record, "worker", "worker.execute", step=declaration.step)
+        self._violations(stream, judge_handover(declaration, received, self.parts))
+        plan = self._plan(declaration, bindings)
+        damage_plan(plan)
+        view = StepView(plan, declaration, bindings)
+        groups = [view.group(index) for index in self._judged()]
+        sizes = {group.group_id: group.block_size for group in self.topology.groups}
+        snapshot = self._snapshots.take(view, groups)
+        for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):
+            stream.write(record_, "runner", "runner_v1.slots")
+        findings = judge_batch(declaration, plan, self.parts) + judge_plan(view, groups, self.parts)
+        self._violations(stream, findings)
+
+    def _plan(self, declaration: Declaration, bindings: Bindings) -> Plan:
+        ids = list(declaration.requests.scheduled)
+        rows = bindings.rows_of(ids)
+        lens = np.array([declaration.requests.scheduled[r] for r in ids], np.int32)
+        positions = np.concatenate([np.arange(n) + c for n, c in zip(lens, bindings.computed[rows], strict=True)])
+        token_row = np.repeat(np.arange(len(ids)), lens)
+        groups = []
+        for index, group in enumerate(self.topology.groups):
+            width = -(-int(positions.max() + 1) // group.block_size) + 1
+            bindings.ensure_width(index, width)
+            tables = bindings.tables[index][rows, :width].copy()
+            block = tables[token_row, positions // group.block_size].astype(np.int64)
+            slots = block * group.block_size + positions % group.block_size
+            groups.append(
+                GroupPlan(
+                    group_id=group.group_id,
+                    tables=tables,
+                    table_blocks=bindings.lengths[index, rows].copy(),
+                    slots=np.append(slots, np.full(3, PAD_SLOT, np.int64)),
+                )
+            )
+        return Plan(
+            request_ids=ids,
+            query_start=np.append(0, np.cumsum(lens)).astype(np.int32),
+            positions=positions.astype(np.int64),
+            seq_lens=(bindings.computed[rows] + lens).astype(np.int32),
+            num_tokens=int(lens.sum()),
+            groups=groups,
+        )
+
+    def _judged(self) -> list[int]:
+        return [index for index, group in enumerate(self.topology.groups) if group.judged]
+
+    def _violations(self, stream: Stream, findings: list[Finding]) -> None:
+        for finding in findings:
+            record = violation_record(finding, RULES[finding.reason], "log", 0, self.names)
+            stream.write(record, "worker", "judge", step=finding.step)
+
+    def _grow(self, request_id: str, tokens: int) -> BlockIds:
+        tables = self.blocks.setdefault(request_id, [[] for _ in self.topology.groups])
+        delta: list[list[int]] = []
+        for table, group in zip(tables, self.topology.groups, strict=True):
+            missing = max(-(-tokens // group.block_size) - len(table), 0)
+            taken, self.pool = self.pool[:missing], self.pool[missing:]
+            table.extend(taken)
+            delta.append(taken)
+        return tuple(delta)
+
+    def _release(self, request_id: str) -> None:
+        for table in self.blocks.pop(request_id, []):
+            self.pool.extend(table)
+
+    def _enabled(self, stream: Stream, configuration: dict[str, object]) -> Envelope:
+        return enabled_record(
+            run_id=self.directory.name,
+            process=stream.process,
+            pid=stream.pid,
+            configuration=configuration,
+            parts={key: "on" if key in self.parts else "off" for key in CONFIG_KEYS[:4]},
+            actions=dict.fromkeys(sorted(self.parts), "log"),
+            seams_installed=["scheduler.schedule"] if stream is self.engine else ["worker.execute", "runner_v1.slots"],
+            topology=self.topology,
+            vllm_version="0.32.0",
+            platform_version="cpu 0.32.0",
+            runner="v1",
+            rank=stream.rank,
+        )
+
+    def _coverage(self, stream: Stream) -> Envelope:
+        hooks = ["scheduler.schedule"] if stream is self.engine else []
+        hooks += ["worker.execute", "runner_v1.slots"] if stream in self.workers else []
+        steps = self.steps
+        record = coverage_record(
+            steps=steps,
+            empty_steps=0,
+            rows_scheduled=self.rows,
+            rows=self.rows,
+            tokens=self.tokens,
+            checks_run={"C1": self.rows},
+            checks_skipped={},
+            hook_calls=dict.fromkeys(hooks, steps),
+            hook_faults=dict.fromkeys(hooks, 0),
+            hook_time_ns=dict.fromkeys(hooks, steps * 20_000),
+        )
+        record.records_written = stream.seq
+        return record
+
+
+def _copied(requests: StepRequests) -> StepRequests:
+    return StepRequests(
+        new_ids=list(requests.new_ids),
+        new_blocks=[tuple(list(group) for group in blocks) for blocks in requests.new_blocks],
+        new_computed=list(requests.new_computed),
+        cached_ids=list(requests.cached_ids),
+        cached_blocks=[
+            None if blocks is None else tuple(list(group) for group in blocks) for blocks in requests.cached_blocks
+        ],
+        cached_computed=list(requests.cached_computed),
+        resumed=set(requests.resumed),
+        scheduled=dict(requests.scheduled),
+        finished=set(requests.finished),
+        preempted=set(requests.preempted),
+    )
