@@ -48,7 +48,7 @@ class Hook:
             action(*arguments)
         except (ViolationError, ConfigurationError):
             raise
-        except Exception as error:  # any fault of ours must not reach the host; it is counted and logged
+        except Exception as error:  # noqa: BLE001 - any fault of ours must not reach the host; it is counted and logged
             self._fault(error)
         finally:
             self.calls += 1
@@ -150,12 +150,15 @@ class Ledger:
         self.installed: dict[str, Installed] = {}
         self.absent: dict[str, str] = {}
 
-    def install(self, seam: Seam) -> bool:
-        """Wrap one seam; doing so again changes nothing. False, with the reason in ``absent``, if it is refused."""
+    def install(self, seam: Seam, *, load: bool = False) -> bool:
+        """Wrap one seam; doing so again changes nothing. False, with the reason in ``absent``, if it is refused.
+
+        ``load`` imports the host's module even for a seam that otherwise waits until it is loaded.
+        """
         if seam.name in self.installed:
             return True
         try:
-            owner, original = seam.resolve(load=not seam.when_loaded)
+            owner, original = seam.resolve(load=load or not seam.when_loaded)
         except LookupError as reason:
             self.absent[seam.name] = str(reason)
             return False

@@ -34,25 +34,10 @@ def received_requests(scheduler_output: Any) -> StepRequests:
     )
 
 
-def declared_requests(scheduler_output: Any) -> StepRequests:
-    """The same as own copies: with scheduler and worker in one process the worker extends these very lists."""
-    alias = received_requests(scheduler_output)
-    return StepRequests(
-        new_ids=alias.new_ids,
-        new_blocks=[tuple(map(list, blocks)) for blocks in alias.new_blocks],
-        new_computed=alias.new_computed,
-        cached_ids=list(alias.cached_ids),
-        cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in alias.cached_blocks],
-        cached_computed=list(alias.cached_computed),
-        resumed=set(alias.resumed),
-        scheduled=dict(alias.scheduled),
-        finished=set(alias.finished),
-        preempted=set(alias.preempted),
-    )
-
-
 def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> Declaration:
-    """What ``Scheduler.schedule()`` has just returned. Lengths only: no token ids are read."""
+    """What ``Scheduler.schedule()`` has just returned, as own copies: with scheduler and worker in one process the
+    worker extends these very lists. Lengths only: no token ids are read.
+    """
     drafts = scheduler_output.scheduled_spec_decode_tokens
     invalid = scheduler_output.num_invalid_spec_tokens
     copies = scheduler_output.kv_cache_block_copies
@@ -61,7 +46,7 @@ def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> 
     return Declaration(
         step=step,
         trace_id=trace_id,
-        requests=declared_requests(scheduler_output),
+        requests=received_requests(scheduler_output).copy(),
         new_prompt_tokens=[request.prompt_len for request in scheduler_output.scheduled_new_reqs],
         cached_output_tokens=list(scheduler_output.scheduled_cached_reqs.num_output_tokens),
         spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()} if drafts else {},

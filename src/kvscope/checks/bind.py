@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from ..facts.plans import Int32
 from ..facts.requests import BlockIds, Declaration
 from ..state.bindings import Bindings
 from ..state.visibility import first_visible_block
@@ -24,8 +25,8 @@ class BindView(msgspec.Struct, frozen=True, kw_only=True):
     def deltas(self) -> Iterator[tuple[str, BlockIds]]:
         """Every request that was given blocks in this step, with exactly those blocks."""
         requests = self.declaration.requests
-        yield from zip(requests.new_ids, requests.new_blocks)
-        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks):
+        yield from zip(requests.new_ids, requests.new_blocks, strict=True)
+        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
             if delta is not None:
                 yield request_id, delta
 
@@ -95,12 +96,13 @@ def bind_duplicate_block(view: BindView) -> Iterator[Finding]:
                 yield finding
 
 
-def _duplicate(visible: np.ndarray, appended: int, null: int) -> tuple[int, int] | None:
+def _duplicate(visible: Int32, appended: int, null: int) -> tuple[int, int] | None:
     """``(index, earlier index)`` of the first appended entry that stands in ``visible`` before it, else None."""
     first_new = max(len(visible) - appended, 0)
     if appended == 1:
-        matches = np.flatnonzero(visible[:first_new] == visible[-1]) if visible[-1] != null else ()
-        return (len(visible) - 1, int(matches[0])) if len(matches) else None
+        last = int(visible[-1])
+        matches = np.flatnonzero(visible[:first_new] == last)
+        return (len(visible) - 1, int(matches[0])) if last != null and matches.size else None
     kept = visible[visible != null]
     if len(set(kept.tolist())) == len(kept):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..facts.requests import Declaration, StepRequests
+from ..facts.requests import BlockIds, Declaration, StepRequests
 from . import rule as r
 from .finding import Finding
 from .rule import rule
@@ -113,8 +113,8 @@ def handover_delta_mismatch(view: HandoverView) -> Iterator[Finding]:
         if mine == theirs:
             continue
         finding = _finding(view, request_id, _counts(mine), _counts(theirs))
-        groups = zip(mine or (), theirs or [[]] * len(mine or ()))
-        for group_id, (expected, actual) in enumerate(groups):
+        for group_id, expected in enumerate(mine or ()):
+            actual = theirs[group_id] if theirs is not None and group_id < len(theirs) else []
             if expected != actual:
                 finding.group_id = group_id
                 finding.block_id = next((b for b in expected if b not in actual), None)
@@ -122,23 +122,23 @@ def handover_delta_mismatch(view: HandoverView) -> Iterator[Finding]:
         yield finding
 
 
-def _counts(blocks: object) -> str:
-    if not isinstance(blocks, (tuple, list)):
+def _counts(blocks: BlockIds | None) -> str:
+    if blocks is None:
         return "no blocks"
     return "blocks a group: " + " ".join(str(len(group)) for group in blocks)
 
 
-def _blocks(requests: StepRequests) -> dict[str, object]:
+def _blocks(requests: StepRequests) -> dict[str, BlockIds | None]:
     return {
-        **dict(zip(requests.cached_ids, requests.cached_blocks)),
-        **dict(zip(requests.new_ids, requests.new_blocks)),
+        **dict(zip(requests.cached_ids, requests.cached_blocks, strict=True)),
+        **dict(zip(requests.new_ids, requests.new_blocks, strict=True)),
     }
 
 
 def _computed(requests: StepRequests) -> dict[str, int]:
     return {
-        **dict(zip(requests.cached_ids, requests.cached_computed)),
-        **dict(zip(requests.new_ids, requests.new_computed)),
+        **dict(zip(requests.cached_ids, requests.cached_computed, strict=True)),
+        **dict(zip(requests.new_ids, requests.new_computed, strict=True)),
     }
 
 

@@ -151,11 +151,11 @@ class GroupView:
         blocks = self.expected_slots // self.group.block_size
         token_row = self.step.token_row
         if len(self.step.rows) == blocks.size:
-            return len(np.unique(blocks)) == blocks.size
+            return bool(len(np.unique(blocks)) == blocks.size)
         first = np.ones(blocks.size, bool)
         first[1:] = (blocks[1:] != blocks[:-1]) | (token_row[1:] != token_row[:-1])
         touched = blocks[first]
-        return len(np.unique(touched)) == touched.size
+        return bool(len(np.unique(touched)) == touched.size)
 
     @cached_property
     def reads_agree(self) -> bool:

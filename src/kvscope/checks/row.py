@@ -36,7 +36,7 @@ def _row_finding(view: StepView, row: int, expected: int, actual: int) -> Findin
 def write_position_mismatch(view: StepView) -> Iterator[Finding]:
     wrong = np.flatnonzero(view.plan.positions != view.expected_positions)
     rows, first = np.unique(view.token_row[wrong], return_index=True)
-    for row, index in zip(rows.tolist(), first.tolist()):
+    for row, index in zip(rows.tolist(), first.tolist(), strict=True):
         token = int(wrong[index])
         actual = int(view.plan.positions[token])
         finding = _row_finding(view, row, int(view.expected_positions[token]), actual)

@@ -17,7 +17,7 @@ def _first_of_each_row(view: StepView, tokens: Bool) -> Iterator[tuple[int, int]
     """``(row, token)`` of the first marked token of each row that has one."""
     marked = np.flatnonzero(tokens)
     rows, first = np.unique(view.token_row[marked], return_index=True)
-    for row, index in zip(rows.tolist(), first.tolist()):
+    for row, index in zip(rows.tolist(), first.tolist(), strict=True):
         yield row, int(marked[index])
 
 

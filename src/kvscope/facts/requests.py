@@ -34,6 +34,21 @@ class StepRequests(msgspec.Struct, kw_only=True):
     finished: set[str]
     preempted: set[str]
 
+    def copy(self) -> StepRequests:
+        """The same with lists of its own, all the way down."""
+        return StepRequests(
+            new_ids=list(self.new_ids),
+            new_blocks=[tuple(map(list, blocks)) for blocks in self.new_blocks],
+            new_computed=list(self.new_computed),
+            cached_ids=list(self.cached_ids),
+            cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in self.cached_blocks],
+            cached_computed=list(self.cached_computed),
+            resumed=set(self.resumed),
+            scheduled=dict(self.scheduled),
+            finished=set(self.finished),
+            preempted=set(self.preempted),
+        )
+
 
 class Declaration(msgspec.Struct, kw_only=True):
     """What the scheduler declared for one step: a deep copy, taken as ``Scheduler.schedule()`` returned.

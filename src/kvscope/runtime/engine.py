@@ -1,0 +1,105 @@
+"""Observes the scheduler: numbers the steps, judges declarations, and stops the engine when a finding says so."""
+
+from __future__ import annotations
+
+import logging
+
+from ..checks.finding import Finding
+from ..checks.judge import judge_bind
+from ..errors import ViolationError
+from ..facts.requests import Declaration, StepResult
+from ..facts.topology import Topology
+from ..state.bindings import Bindings
+from .run import Run
+
+logger = logging.getLogger("vllm.kvscope")
+
+
+class EngineJudge:
+    """One scheduler's observer.
+
+    Findings of workers arrive before the result of their step does: a worker posts them ahead of its forward, which
+    every other rank needs in order to finish. They are taken up before the result takes effect.
+    """
+
+    def __init__(self, run: Run, topology: Topology) -> None:
+        self._run = run
+        self._bindings = Bindings(topology)
+        self._judged_groups = sum(group.judged for group in topology.groups)
+        self._step = 0
+        self._latched: ViolationError | None = None
+        self._mailboxes = run.mailboxes()
+
+    def next_step(self) -> tuple[int, str]:
+        self._step += 1
+        return self._step, f"{self._run.engine_id}.{self._step}"
+
+    def on_schedule_begin(self) -> None:
+        if self._latched is not None:
+            raise self._latched
+        self._stop_if_due(self._step)
+
+    def on_schedule(self, declaration: Declaration) -> None:
+        run, requests = self._run, declaration.requests
+        self._bindings.apply(requests)
+        if declaration.is_empty:
+            run.coverage.empty_steps += 1
+            return
+        run.coverage.steps += 1
+        run.coverage.rows_scheduled += len(requests.scheduled) * self._judged_groups
+        run.stream.put(
+            "bind",
+            declaration,
+            component="scheduler",
+            boundary="schedule",
+            step=declaration.step,
+            trace_id=declaration.trace_id,
+            approx_bytes=256 * len(requests.scheduled),
+        )
+        findings = judge_bind(declaration, self._bindings, run.parts)
+        if findings:
+            run.report(findings, "scheduler", "schedule")
+            self._refuse_fatal(findings)
+
+    def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
+        run = self._run
+        step = declaration.step if declaration is not None else self._step
+        if declaration is not None and result is not None and not declaration.is_empty:
+            run.stream.put(
+                "update_input",
+                result,
+                component="scheduler",
+                boundary="update_input",
+                step=step,
+                trace_id=declaration.trace_id,
+                approx_bytes=64 * len(result.request_ids),
+            )
+        self._stop_if_due(step)
+        run.cover("scheduler", "update_from_output")
+
+    def on_native_error(self, boundary: str, error_type: str) -> None:
+        self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)
+
+    def on_shutdown(self) -> None:
+        self._run.close()
+
+    def _refuse_fatal(self, findings: list[Finding]) -> None:
+        """An access outside the cache is refused before anything is launched; under ``log`` it goes on."""
+        for finding in findings:
+            if finding.launch_fatal and self._run.stops(finding):
+                self._stop(finding)
+
+    def _stop_if_due(self, step: int) -> None:
+        """Stop for findings up to this step; those of later steps, already running, wait for their own result."""
+        pending = self._run.pending
+        for mailbox in self._mailboxes:
+            pending += mailbox.poll()
+        for finding in pending:
+            if finding.step <= step:
+                self._stop(finding)
+
+    def _stop(self, finding: Finding) -> None:
+        """Latch: this engine runs no further step until its process is started anew."""
+        self._latched = self._run.violation(finding)
+        logger.error("%s", self._latched)
+        raise self._latched

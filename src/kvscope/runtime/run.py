@@ -1,0 +1,277 @@
+"""One run as one process sees it: its configuration, its place among the ranks, and where its records go."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Literal, Protocol
+
+from msgspec import UNSET
+
+from ..checks.catalog import RULES
+from ..checks.finding import Finding
+from ..checks.rule import CHECKS, PART_OF_CHECK, Part
+from ..config import Config
+from ..errors import ViolationError
+from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
+from ..events.frozen import frozen_line
+from ..events.names import RequestNames
+from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, FindingCount, InactiveCheck
+from ..facts.topology import Ranks, Topology
+from ..sinks.kinds import Violation
+from ..sinks.mailbox import MailboxReader, find_mailboxes
+from ..sinks.stream import Stream
+from ..state.coverage import Coverage
+from .salt import run_salt
+
+logger = logging.getLogger("vllm.kvscope")
+
+COVERAGE_INTERVAL_SECONDS = 10.0
+WRITTEN_FINDINGS = 16
+"""Findings of one reason and group that are written one by one; later ones are counted in kv.coverage."""
+
+ProcessRole = Literal["frontend", "engine", "worker"]
+
+
+class HookBook(Protocol):
+    """What the run publishes about the hooks of its process. Implemented by the boundary's ledger."""
+
+    def seams_installed(self) -> list[str]: ...
+
+    def seams_absent(self) -> dict[str, str]: ...
+
+    def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
+
+
+class Run:
+    """What the observers of one run share within one process.
+
+    ``pending`` holds findings whose action is ``raise`` until EngineCore, if it lives in this process, takes them up;
+    other processes read them from the mailbox.
+    """
+
+    def __init__(self, run_id: str, config: Config, hooks: HookBook, versions: tuple[str | None, str | None]) -> None:
+        self.run_id = run_id
+        self.config = config
+        self.pid = os.getpid()
+        self.roles: set[ProcessRole] = set()
+        self.ranks = Ranks()
+        self.topology: Topology | None = None
+        self.runner: str | None = None
+        self.parts: frozenset[Part] = frozenset(_enabled_parts(config))
+        self.coverage = Coverage()
+        self.names = RequestNames(
+            config.output.request_ids, run_salt() if config.output.request_ids == "hashed" else b""
+        )
+        self.pending: list[Finding] = []
+        self.unjudged_cause: str | None = None
+        self.is_open = False
+        self._hooks = hooks
+        self._hooks_before = hooks.hook_numbers()
+        self._versions = versions
+        self._stream: Stream | None = None
+        self._coverage_due = 0.0
+
+    @property
+    def process(self) -> str:
+        """Name of this process in file names and records."""
+        if "engine" in self.roles:
+            return "all" if "frontend" in self.roles else "engine"
+        return "worker" if "worker" in self.roles else "frontend"
+
+    @property
+    def stream(self) -> Stream:
+        """Where records go; made on first use, so that a process which has nothing to say makes no file."""
+        if self._stream is None:
+            self._stream = Stream(
+                Path(self.config.output.dir),
+                self.run_id,
+                self.process,
+                self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
+                output=self.config.output,
+                identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
+                names=self.names,
+            )
+            self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
+        return self._stream
+
+    @property
+    def engine_id(self) -> str:
+        """One engine of the run: its data-parallel rank makes it distinct."""
+        return f"{self.run_id}.{self.ranks.dp}"
+
+    def open(self) -> None:
+        """Start writing: everything that kv.enabled says is known now."""
+        if not self.is_open:
+            self.is_open = True
+            sizes = {group.group_id: group.block_size for group in self.topology.groups} if self.topology else None
+            self.stream.open(self.enabled, block_sizes=sizes)
+
+    def enabled(self) -> EnabledRecord:
+        """The first record of every file."""
+        config = self.config
+        return enabled_record(
+            run_id=self.run_id,
+            process=self.process,
+            pid=self.pid,
+            configuration=config.to_public_dict(),
+            parts=_parts_said(config),
+            actions={part: _action(config, part) for part in ("kv_trace", "kv_guard_config", "kv_transfer")},
+            seams_installed=self._hooks.seams_installed(),
+            seams_absent=self._hooks.seams_absent(),
+            checks_active=[rule.reason for rule in RULES.values() if rule.part in self.parts],
+            checks_inactive=self._inactive(),
+            topology=self.topology,
+            vllm_version=self._versions[0],
+            platform_version=self._versions[1],
+            runner=self.runner if self.runner is not None else UNSET,
+            rank=self.ranks.world,
+            shared_file=f"{self.stream.stem}.shared" if self.stream.shared is not None else None,
+        )
+
+    def report(self, findings: Sequence[Finding], component: str, boundary: str) -> None:
+        """Record findings, and keep those whose action is ``raise`` for EngineCore.
+
+        A finding whose access can crash the process is on disk when this returns.
+        """
+        for finding in findings:
+            finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
+            rule = RULES[finding.reason]
+            action = _action(self.config, rule.part)
+            repeats = self.coverage.count_finding(finding.reason, finding.group_id, finding.step)
+            stops = self.stops(finding)
+            if repeats < WRITTEN_FINDINGS:
+                violation = Violation(finding=finding, rule=rule, action=action, repeats=repeats)
+                self.stream.violation(
+                    violation, component=component, boundary=boundary, urgent=stops or finding.launch_fatal
+                )
+            if stops:
+                self.deliver(finding)
+
+    def stops(self, finding: Finding) -> bool:
+        """Whether this finding's action is ``raise``."""
+        return _action(self.config, RULES[finding.reason].part) == "raise"
+
+    def deliver(self, finding: Finding) -> None:
+        """Hand a finding to the EngineCore of this run, wherever that is."""
+        if "engine" in self.roles:
+            self.pending.append(finding)
+        elif self.stream.mailbox is not None:
+            self.stream.mailbox.post(finding)
+
+    def violation(self, finding: Finding) -> ViolationError:
+        """The error by which ``raise`` stops the engine."""
+        rule = RULES[finding.reason]
+        text = frozen_line(
+            finding, rule, _action(self.config, rule.part), tag=self.config.output.log_tag, names=self.names
+        )
+        return ViolationError(
+            text,
+            reason=finding.reason,
+            request=finding.request_id,
+            group=finding.group_id,
+            block=finding.block_id,
+            step=finding.step,
+        )
+
+    def cover(self, component: str, boundary: str, *, now: bool = False) -> None:
+        """Write kv.coverage if it is due, or at once."""
+        time = monotonic()
+        if now or time >= self._coverage_due:
+            self._coverage_due = time + COVERAGE_INTERVAL_SECONDS
+            self.stream.put("coverage", self._coverage(), component=component, boundary=boundary)
+
+    def native_error(self, error_type: str, *, component: str, boundary: str, after_step: int | None = None) -> None:
+        """The host raised across a seam; only the type is recorded."""
+        record = ErrorRecord(error_type=error_type)
+        self.stream.put("error", record, component=component, boundary=boundary, after_step=after_step)
+
+    def close(self) -> None:
+        """Write the last coverage and what is queued, and end the stream of this process."""
+        if self._stream is not None:
+            self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
+            self._stream.close()
+
+    def mailboxes(self) -> list[MailboxReader]:
+        """The mailboxes of this engine's workers that live in processes of their own, on this host."""
+        folder = Path(self.config.output.dir) / self.run_id
+        return [MailboxReader(path) for path in find_mailboxes(folder, self.ranks.dp)]
+
+    def _coverage(self) -> CoverageRecord:
+        coverage = self.coverage
+        numbers = self._hooks.hook_numbers()
+        spent = {
+            name: [now - then for now, then in zip(values, self._hooks_before.get(name, (0, 0, 0)), strict=True)]
+            for name, values in numbers.items()
+        }
+        return coverage_record(
+            steps=coverage.steps,
+            empty_steps=coverage.empty_steps,
+            rows_scheduled=coverage.rows_scheduled,
+            rows=coverage.rows,
+            tokens=coverage.tokens,
+            checks_run=dict(coverage.judged),
+            checks_skipped=coverage.skipped_by_check(),
+            hook_calls={name: values[0] for name, values in spent.items()},
+            hook_faults={name: values[1] for name, values in spent.items() if values[1]},
+            hook_time_ns={name: values[2] for name, values in spent.items()},
+            findings=[
+                FindingCount(
+                    reason=reason,
+                    group_id=group_id,
+                    count=tally.count,
+                    first_step=tally.first_step,
+                    last_step=tally.last_step,
+                )
+                for (reason, group_id), tally in coverage.findings.items()
+            ],
+        )
+
+    def _inactive(self) -> list[InactiveCheck]:
+        delivered = {rule.check for rule in RULES.values()}
+        inactive = [InactiveCheck(check=check, cause=NOT_DELIVERED) for check in CHECKS if check not in delivered]
+        inactive += [
+            InactiveCheck(check=check, cause=f"{PART_OF_CHECK[check]} is off")
+            for check in sorted(delivered)
+            if PART_OF_CHECK[check] not in self.parts
+        ]
+        if self.unjudged_cause is not None:
+            inactive.append(InactiveCheck(check="plan", cause=self.unjudged_cause))
+        if self.topology is not None:
+            inactive += [
+                InactiveCheck(check="plan", cause=f"semantics:{group.kind}", group_id=group.group_id)
+                for group in self.topology.groups
+                if not group.judged
+            ]
+        return inactive
+
+
+def _enabled_parts(config: Config) -> list[Part]:
+    parts: list[Part] = []
+    if config.trace.enabled:
+        parts.append("kv_trace")
+    if config.guard.enabled:
+        parts.append("kv_guard_config")
+    return parts
+
+
+def _action(config: Config, part: Part) -> str:
+    """What a finding of the part does. ``isolate`` is not in this version: the finding is logged."""
+    action = config.action_for(part)
+    return "log" if action == "isolate" else action
+
+
+def _parts_said(config: Config) -> dict[str, str]:
+    said = {
+        "kv_trace": "on" if config.trace.enabled else "off",
+        "kv_guard_config": "on" if config.guard.enabled else "off",
+        "kv_monitor": NOT_DELIVERED if config.monitor.enabled else "off",
+        "kv_transfer": NOT_DELIVERED if config.transfer.enabled else "off",
+    }
+    for key, part in (("kv_trace", config.trace), ("kv_guard_config", config.guard)):
+        if part.enabled and part.action == "isolate":
+            said[key] = f"on; action isolate is {NOT_DELIVERED}, findings are logged"
+    return said

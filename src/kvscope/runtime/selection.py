@@ -1,0 +1,46 @@
+"""Leaves out the rows of a plan that nothing is known about."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..facts.plans import GroupPlan, Plan
+from ..facts.requests import Declaration
+from ..state.bindings import Bindings
+
+
+def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Plan:
+    """The plan itself where every row is declared and has a whole table (the common case), else a part of it.
+
+    Row numbers of findings then count within that part.
+    """
+    scheduled = declaration.requests.scheduled
+    partial = bindings.partial
+    keep = [r in scheduled and r in bindings and r not in partial for r in plan.request_ids]
+    if all(keep):
+        return plan
+    rows = np.flatnonzero(keep)
+    starts = plan.query_start
+    lengths = np.diff(starts)[rows]
+    tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows]) if rows.size else rows
+    query_start = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=query_start[1:])
+    return Plan(
+        request_ids=[plan.request_ids[row] for row in rows],
+        query_start=query_start,
+        positions=plan.positions[tokens],
+        seq_lens=plan.seq_lens[rows],
+        num_tokens=len(tokens),
+        groups=[_select(group, rows, tokens, plan.num_tokens) for group in plan.groups],
+        graph_mode=plan.graph_mode,
+        exact=plan.exact,
+    )
+
+
+def _select(group: GroupPlan, rows: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GroupPlan:
+    return GroupPlan(
+        group_id=group.group_id,
+        tables=group.tables[rows],
+        table_blocks=group.table_blocks[rows],
+        slots=np.concatenate((group.slots[tokens], group.slots[num_tokens:])),
+    )

@@ -1,0 +1,187 @@
+"""Observes one worker: replays what it was told, and judges what its runner hands to attention."""
+
+from __future__ import annotations
+
+import logging
+
+from ..checks.finding import Finding
+from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
+from ..checks.plan_view import GroupView, StepView
+from ..facts.plans import PAD_SLOT, DummyRun, Plan
+from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.topology import Topology
+from ..sinks.kinds import WorkerInput
+from ..state.bindings import Bindings
+from .run import Run
+from .selection import judged_rows
+from .snapshots import Snapshots
+
+logger = logging.getLogger("vllm.kvscope")
+
+PLAN_CHECKS = ("C1", "C3", "C4", "C6")
+
+
+class WorkerJudge:
+    """The observer of one worker and its runner.
+
+    ``returns_results`` says whether vLLM takes this rank's result: only there does an exception reach EngineCore. On
+    another rank a launch that must not happen is made harmless instead, and the mailbox stops the engine.
+    """
+
+    def __init__(self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None) -> None:
+        self._run = run
+        self._returns_results = returns_results
+        self._unjudged_cause = unjudged_cause
+        self._bindings: Bindings | None = None
+        self._groups: list[int] = []
+        self._current: Declaration | None = None
+        self._result_of: Declaration | None = None
+        self._last_step = 0
+        self._snapshots = Snapshots(spell_tables=run.config.output.records == "full")
+
+    def bind_topology(self, topology: Topology) -> None:
+        """The pool is known, or known anew: nothing is bound yet."""
+        self._bindings = Bindings(topology)
+        self._groups = [] if self._unjudged_cause else [i for i, group in enumerate(topology.groups) if group.judged]
+
+    @property
+    def expects_no_plan(self) -> bool:
+        """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
+        return self._current is None or self._current.is_empty
+
+    def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+        if self._bindings is None:
+            return
+        run = self._run
+        self._bindings.apply(declaration.requests)
+        self._current = self._result_of = declaration
+        self._last_step = declaration.step
+        run.coverage.judged["L"] += len(declaration.requests.scheduled)
+        declared = declaration.requests
+        as_declared = declared == received
+        if not (declaration.is_empty and as_declared):
+            run.stream.put(
+                "worker_input",
+                WorkerInput(received=declared if as_declared else received.copy(), declared=declared),
+                component="worker",
+                boundary="worker_input",
+                step=declaration.step,
+                trace_id=declaration.trace_id,
+            )
+        findings = [] if as_declared else judge_handover(declaration, received, run.parts)
+        if findings:
+            run.report(findings, "worker", "worker_input")
+
+    def on_input_without_declaration(self, received: StepRequests) -> None:
+        """A message came through the executor without what the scheduler attaches to every message."""
+        self._current = self._result_of = None
+        if self._last_step == 0:
+            self._run.coverage.skipped["plan", "before_first_declaration"] += 1
+            return
+        self._run.coverage.skipped["plan", "declaration_missing"] += len(received.scheduled)
+        findings = judge_missing(self._last_step + 1, received, self._run.parts)
+        self._run.report(findings, "worker", "worker_input")
+
+    def on_input_unobserved(self, received: StepRequests) -> None:
+        """The scheduler's hook missed this step, and said so."""
+        self._current = self._result_of = None
+        self._run.coverage.skipped["plan", "scheduler_hook_fault"] += len(received.scheduled)
+
+    def on_launched(self) -> None:
+        self._current = None
+
+    def on_plan_skipped(self, cause: str) -> None:
+        current = self._current
+        if current is not None:
+            self._run.coverage.skipped["plan", cause] += len(current.requests.scheduled) * len(self._groups)
+
+    def on_plan(self, plan: Plan) -> None:
+        declaration, bindings, run = self._current, self._bindings, self._run
+        if declaration is None or bindings is None:
+            return
+        findings = judge_batch(declaration, plan, run.parts)
+        judged = judged_rows(plan, declaration, bindings)
+        missing = len(plan.request_ids) - len(judged.request_ids)
+        if missing:
+            run.coverage.skipped["plan", "table_unknown"] += missing * len(self._groups)
+        if judged.request_ids:
+            step = StepView(judged, declaration, bindings)
+            groups = [step.group(index) for index in self._groups]
+            findings += judge_plan(step, groups, run.parts)
+            self._record(step, groups)
+        if findings:
+            run.report(findings, "runner", "plan")
+            if any(finding.launch_fatal and run.stops(finding) for finding in findings):
+                self._refuse(plan, findings)
+
+    def on_dummy(self, run: DummyRun) -> None:
+        if self._bindings is None:
+            return
+        self._run.stream.put(
+            "dummy",
+            DummyRun(slots={g: s.copy() for g, s in run.slots.items()}, num_tokens=run.num_tokens),
+            component="runner",
+            boundary="dummy",
+            after_step=self._last_step,
+        )
+        self._run.coverage.judged["dummy"] += 1
+        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts)
+        if findings:
+            self._run.report(findings, "runner", "dummy")
+
+    def on_result(self, result: StepResult | None) -> None:
+        declaration, self._result_of = self._result_of, None
+        if declaration is None or declaration.is_empty or result is None:
+            return
+        self._run.stream.put(
+            "worker_result",
+            result,
+            component="worker",
+            boundary="worker_result",
+            step=declaration.step,
+            trace_id=declaration.trace_id,
+            approx_bytes=64 * len(result.request_ids),
+        )
+        self._run.cover("worker", "worker_result")
+
+    def on_native_error(self, boundary: str, error_type: str) -> None:
+        self._current = None
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
+    def on_shutdown(self) -> None:
+        if "engine" not in self._run.roles:
+            self._run.close()
+
+    def _record(self, step: StepView, groups: list[GroupView]) -> None:
+        run = self._run
+        rows = len(step.rows) * len(groups)
+        coverage = run.coverage
+        coverage.rows += rows
+        coverage.tokens += step.plan.num_tokens
+        for check in PLAN_CHECKS:
+            coverage.judged[check] += rows
+        if not step.plan.exact:
+            coverage.skipped["C1", "estimated_lengths"] += rows
+        snapshot = self._snapshots.take(step, groups)
+        run.stream.put(
+            "plan",
+            snapshot,
+            component="runner",
+            boundary="plan",
+            step=snapshot.step,
+            trace_id=snapshot.trace_id,
+            approx_bytes=(128 * len(step.rows) + 8 * snapshot.num_tokens) * len(groups),
+        )
+
+    def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
+        """Keep an access outside the cache from being launched."""
+        fatal = next(finding for finding in findings if finding.launch_fatal and self._run.stops(finding))
+        if self._returns_results:
+            error = self._run.violation(fatal)
+            logger.error("%s", error)
+            raise error
+        num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
+        for group in plan.groups:
+            size = self._bindings.topology.groups[group.group_id].block_size if self._bindings is not None else 1
+            group.slots[(group.slots >= num_blocks * size) | (group.slots < PAD_SLOT)] = PAD_SLOT
+            group.tables[(group.tables < 0) | (group.tables >= num_blocks)] = 0
