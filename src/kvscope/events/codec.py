@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from kvscope import __version__
 from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.findings import finding_from, violation_record
+from kvscope.events.names import PLAIN, RequestNames
 from kvscope.events.plans import dummy_from, dummy_record, snapshot_from, write_read_records
 from kvscope.events.requests import (
     admission_from,
@@ -30,6 +31,7 @@ from kvscope.events.requests import (
 )
 from kvscope.events.schema import (
     AbsentSeam,
+    BoundaryRecord,
     CoverageRecord,
     EnabledRecord,
     ErrorRecord,
@@ -45,6 +47,7 @@ __all__ = [
     "admission_from",
     "admission_record",
     "bind_record",
+    "boundary_record",
     "coverage_record",
     "declaration_from",
     "dummy_from",
@@ -219,3 +222,23 @@ def coverage_record(
 def error_record(error: BaseException) -> ErrorRecord:
     """Only the type: an exception's message may quote a prompt."""
     return ErrorRecord(error_type=f"{type(error).__module__}.{type(error).__qualname__}")
+
+
+def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> BoundaryRecord:
+    """The kv.boundary of a fact.
+
+    ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult;
+    ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None).
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if kind == "frontend_admit":
+        return admission_record(fact, names)
+    if kind == "worker_input":
+        return worker_input_record(fact.received, fact.declared, names)
+    if kind == "dummy":
+        return dummy_record(fact)
+    if kind in {"worker_result", "update_input"}:
+        return result_record(kind, fact, names)
+    raise ValueError(f"{kind!r} is no boundary")

@@ -193,6 +193,8 @@ def test_a_decode_row_is_small(capsys: pytest.CaptureFixture[str]) -> None:
         total = envelopes = 0
         for record in records:
             through_a_line(record)
+            record.mono_ns, record.wall_ns, record.seq = 123456789012345, 1764444444444444444, 123456
+            record.boundary, record.engine_id = "GPUModelRunner.execute_model", "0"
             total += len(codec.encode(record)) + 1
             head = Envelope(**{name: getattr(record, name) for name in Envelope.__struct_fields__})
             envelopes += len(codec.encode(head)) - len("{}")

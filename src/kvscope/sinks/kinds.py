@@ -1,0 +1,93 @@
+"""What can be handed to a stream, and how it becomes records. Runs in the writer thread, never on the step path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvscope.checks.finding import Finding
+from kvscope.checks.rule import Rule
+from kvscope.config import Records
+from kvscope.events import codec
+from kvscope.events.envelope import Envelope
+from kvscope.events.names import RequestNames
+from kvscope.events.schema import BlockHistory
+from kvscope.facts.requests import StepRequests
+
+RECORDS_OF_KIND: Mapping[str, int] = {
+    "bind": 1,
+    "plan": 2,  # kv.write and kv.read
+    "frontend_admit": 1,
+    "worker_input": 1,
+    "dummy": 1,
+    "worker_result": 1,
+    "update_input": 1,
+    "violation": 1,
+    "error": 1,
+    "coverage": 1,
+}
+"""How many records one fact of the kind becomes."""
+
+ALWAYS_WRITTEN = frozenset({"violation", "error", "coverage"})
+"""What a trace with ``records = "findings"`` has; the rest only goes to the flight recorder."""
+
+
+class WorkerInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The fact of kind ``worker_input``."""
+
+    received: StepRequests
+    declared: StepRequests | None
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """The fact of kind ``violation``."""
+
+    finding: Finding
+    rule: Rule
+    action: str
+    repeats: int
+    history: BlockHistory | None = None
+
+
+class Entry(NamedTuple):
+    """One fact in the queue, where it stands as a plain tuple: naming its parts would cost the step path too much."""
+
+    kind: str
+    fact: Any
+    component: str
+    boundary: str
+    step: int | None
+    after_step: int | None
+    trace_id: str | None
+    approx_bytes: int
+    mono_ns: int
+    wall_ns: int
+
+
+def records_written(mode: Records) -> dict[str, int]:
+    """How many records of each kind get into the files in this mode of ``kv_output.records``."""
+    if mode != "findings":
+        return dict(RECORDS_OF_KIND)
+    return {kind: count if kind in ALWAYS_WRITTEN else 0 for kind, count in RECORDS_OF_KIND.items()}
+
+
+def make_records(
+    kind: str, fact: Any, names: RequestNames, *, full: bool, block_sizes: Mapping[int, int] | None
+) -> Sequence[Envelope]:
+    """The records of one fact. A fact that is a record already (an error, coverage) is taken as it is.
+
+    Raises:
+        Exception: whatever a fact runs into that does not have the shape of its kind.
+    """
+    if isinstance(fact, Envelope):
+        return (fact,)
+    if kind == "bind":
+        return (codec.bind_record(fact, names),)
+    if kind == "plan":
+        return codec.write_read_records(fact, names, full=full, block_sizes=block_sizes)
+    if kind == "violation":
+        history = msgspec.UNSET if fact.history is None else fact.history
+        return (codec.violation_record(fact.finding, fact.rule, fact.action, fact.repeats, names, history),)
+    return (codec.boundary_record(kind, fact, names),)

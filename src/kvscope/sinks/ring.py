@@ -1,0 +1,81 @@
+"""The flight recorder: the last steps in memory, written beside a violation."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from kvscope.events.schema import ViolationRecord
+
+_INCIDENTS_A_MINUTE = 8
+_REMEMBERED = 4096
+_MINUTE_NS = 60 * 10**9
+
+
+class _Kept(NamedTuple):
+    step: int
+    size_bytes: int
+    lines: Callable[[], Iterable[bytes]]
+
+
+class FlightRecorder:
+    """Fed by the writer thread. ``suppressed`` counts incidents not written: a repetition, or too many a minute."""
+
+    def __init__(self, *, steps: int, max_bytes: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._steps = steps
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._kept: deque[_Kept] = deque()
+        self._size_bytes = 0
+        self._told: dict[tuple[str, object], None] = {}
+        self._written_ns: deque[int] = deque(maxlen=_INCIDENTS_A_MINUTE)
+        self._next_index = 0
+        self.suppressed = 0
+
+    def keep(self, step: int, size_bytes: int, lines: Callable[[], Iterable[bytes]]) -> None:
+        """Keep records of one step. ``lines`` makes them when needed: a trace of findings encodes no others."""
+        self._kept.append(_Kept(step, size_bytes, lines))
+        self._size_bytes += size_bytes
+        while self._kept and (self._size_bytes > self._max_bytes or self._kept[0].step <= step - self._steps):
+            self._size_bytes -= self._kept.popleft().size_bytes
+
+    def write_incident(
+        self, folder: Path, enabled: bytes, violation: ViolationRecord, violation_line: bytes
+    ) -> Path | None:
+        """Write ``incident-<n>.jsonl``: kv.enabled, what is kept, the violation. None: this one was told already, or
+        there were too many in the last minute.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        request = violation.request_id
+        told = (violation.reason, request if isinstance(request, str) else None)
+        now = self._clock()
+        crowded = len(self._written_ns) == _INCIDENTS_A_MINUTE and now - self._written_ns[0] < _MINUTE_NS
+        if told in self._told or crowded:
+            self.suppressed += 1
+            return None
+        lines = [line for kept in self._kept for line in kept.lines() if line != violation_line]
+        path, descriptor = self._create(folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"".join([enabled, *lines, violation_line]))
+        # Only now: where the disk was full, the next finding of this kind tries again.
+        self._told[told] = None
+        if len(self._told) > _REMEMBERED:
+            del self._told[next(iter(self._told))]
+        self._written_ns.append(now)
+        return path
+
+    def _create(self, folder: Path) -> tuple[Path, int]:
+        """The first free number: all processes of the run write into one folder."""
+        while True:
+            path = folder / f"incident-{self._next_index}.jsonl"
+            self._next_index += 1
+            try:
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            except FileExistsError:
+                continue
