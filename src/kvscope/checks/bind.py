@@ -128,11 +128,13 @@ def bind_block_shortfall(view: BindView) -> Iterator[Finding]:
     bindings = view.bindings
     request_ids = list(view.declaration.requests.scheduled)
     rows = bindings.rows_of(request_ids)
-    tokens = bindings.computed[rows] + bindings.scheduled[rows]
+    tokens = bindings.seq_lens[rows]
     for group_index, group in enumerate(bindings.topology.groups):
         if not group.judged:
             continue
-        have = bindings.lengths[group_index, rows]
+        have = bindings.lengths[group_index].take(rows)
+        if not (have * group.block_size < tokens).any():
+            continue
         for index in np.flatnonzero((have * group.block_size < tokens) & (rows >= 0)).tolist():
             if request_ids[index] in bindings.partial:
                 continue

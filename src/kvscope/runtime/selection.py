@@ -14,8 +14,9 @@ def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Pla
 
     Row numbers of findings then count within that part.
     """
-    scheduled = declaration.requests.scheduled
-    partial = bindings.partial
+    scheduled, partial = declaration.requests.scheduled, bindings.partial
+    if not partial and scheduled.keys() == set(plan.request_ids):
+        return plan
     keep = [r in scheduled and r in bindings and r not in partial for r in plan.request_ids]
     if all(keep):
         return plan

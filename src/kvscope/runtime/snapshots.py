@@ -5,64 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ..checks.plan_view import GroupView, StepView
-from ..facts.digest import column_weights, table_digest
 from ..facts.plans import PAD_SLOT, GroupSnapshot, Int32, PlanSnapshot
 
 
-class Snapshots:
-    """Makes snapshots; keeps the digest weights of the widest table so far."""
+def take_snapshot(step: StepView, groups: Sequence[GroupView], *, spell_tables: bool) -> PlanSnapshot:
+    """The snapshot of one plan; the plan's arrays may be reused by the host as soon as this returns.
 
-    def __init__(self, *, spell_tables: bool) -> None:
-        self._spell_tables = spell_tables
-        self._weights: npt.NDArray[np.uint64] = column_weights(64)
-
-    def take(self, step: StepView, groups: Sequence[GroupView]) -> PlanSnapshot:
-        """The snapshot of one plan; the plan's arrays may be reused by the host as soon as this returns."""
-        plan = step.plan
-        starts = plan.query_start[: len(step.rows)]
-        ends = plan.query_start[1 : len(step.rows) + 1] - 1
+    ``spell_tables`` keeps the table entries of every row, not only of those that differ from the declaration.
+    """
+    plan = step.plan
+    if step.single:
+        query_lens = np.ones(len(step.rows), np.int32)
+        first = last = plan.positions.copy()
+    else:
+        query_lens = step.query_lens
         last_token = plan.num_tokens - 1
-        return PlanSnapshot(
-            step=step.declaration.step,
-            trace_id=step.declaration.trace_id,
-            request_ids=list(plan.request_ids),
-            query_lens=step.query_lens.astype(np.int32),
-            first_positions=plan.positions[np.minimum(starts, last_token)],
-            last_positions=plan.positions[np.minimum(ends, last_token)],
-            positions=None if step.positions_agree and plan.exact else plan.positions.copy(),
-            computed=step.computed.astype(np.int32),
-            seq_lens=plan.seq_lens.copy(),
-            num_tokens=plan.num_tokens,
-            graph_mode=plan.graph_mode,
-            exact=plan.exact,
-            groups=[self._group(group) for group in groups],
-        )
+        first = plan.positions[np.minimum(plan.query_start[:-1], last_token)]
+        last = plan.positions[np.minimum(plan.query_start[1:] - 1, last_token)]
+    return PlanSnapshot(
+        step=step.declaration.step,
+        trace_id=step.declaration.trace_id,
+        request_ids=list(plan.request_ids),
+        query_lens=query_lens,
+        first_positions=first,
+        last_positions=last,
+        positions=None if step.positions_agree and plan.exact else plan.positions.copy(),
+        computed=step.computed.astype(np.int32),
+        seq_lens=plan.seq_lens.copy(),
+        num_tokens=plan.num_tokens,
+        graph_mode=plan.graph_mode,
+        exact=plan.exact,
+        groups=[_group(group, spell_tables) for group in groups],
+    )
 
-    def _group(self, view: GroupView) -> GroupSnapshot:
-        if view.width > len(self._weights):
-            self._weights = column_weights(2 * view.width)
-        needed = view.needed.astype(np.int32)
-        skipped = np.minimum(view.first_visible, view.needed).astype(np.int32)
-        return GroupSnapshot(
-            group_id=view.group.group_id,
-            slots=view.slots.copy(),
-            padding_slots=view.padding.size,
-            padding_enabled=view.padding[view.padding != PAD_SLOT] if view.padding.size else view.padding.copy(),
-            table_blocks=view.plan.table_blocks.astype(np.int32),
-            blocks_needed=needed,
-            window_skipped=skipped,
-            digests=table_digest(view.tables, view.visible, self._weights[: view.width]),
-            tables=self._spelled(view, needed, skipped),
-        )
 
-    def _spelled(self, view: GroupView, needed: Int32, skipped: Int32) -> dict[int, Int32]:
-        if self._spell_tables:
-            rows = range(len(needed))
-        elif view.reads_agree:
-            return {}
-        else:
-            rows = np.flatnonzero(view.entries_differ.any(axis=1)).tolist()
-        return {row: view.tables[row, skipped[row] : needed[row]].copy() for row in rows}
+def _group(view: GroupView, spell_tables: bool) -> GroupSnapshot:
+    batch = view.batch
+    return GroupSnapshot(
+        group_id=view.group.group_id,
+        slots=view.slots.copy(),
+        padding_slots=view.padding.size,
+        padding_enabled=view.padding[view.padding != PAD_SLOT] if view.padding.size else view.padding.copy(),
+        table_blocks=view.plan.table_blocks.copy(),
+        blocks_needed=batch.needed.astype(np.int32),
+        window_skipped=np.minimum(batch.first_visible, batch.needed).astype(np.int32),
+        digests=batch.digests if view.reads_agree else batch.digests_of(view.tables),
+        tables={} if view.reads_agree and not spell_tables else _spelled(view, spell_tables),
+    )
+
+
+def _spelled(view: GroupView, every_row: bool) -> dict[int, Int32]:
+    rows = range(len(view.needed)) if every_row else np.flatnonzero(view.entries_differ.any(axis=1)).tolist()
+    skipped, needed = view.batch.first_visible, view.needed
+    return {row: view.tables[row, skipped[row] : needed[row]].copy() for row in rows}

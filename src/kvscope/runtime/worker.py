@@ -11,10 +11,11 @@ from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
 from ..sinks.kinds import WorkerInput
+from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from .run import Run
 from .selection import judged_rows
-from .snapshots import Snapshots
+from .snapshots import take_snapshot
 
 logger = logging.getLogger("vllm.kvscope")
 
@@ -33,16 +34,17 @@ class WorkerJudge:
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
-        self._groups: list[int] = []
+        self._groups: list[BatchTable] = []
         self._current: Declaration | None = None
         self._result_of: Declaration | None = None
         self._last_step = 0
-        self._snapshots = Snapshots(spell_tables=run.config.output.records == "full")
+        self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
-        self._groups = [] if self._unjudged_cause else [i for i, group in enumerate(topology.groups) if group.judged]
+        judged = [] if self._unjudged_cause else [i for i, group in enumerate(topology.groups) if group.judged]
+        self._groups = [BatchTable(self._bindings, index) for index in judged]
 
     @property
     def expects_no_plan(self) -> bool:
@@ -106,7 +108,7 @@ class WorkerJudge:
             run.coverage.skipped["plan", "table_unknown"] += missing * len(self._groups)
         if judged.request_ids:
             step = StepView(judged, declaration, bindings)
-            groups = [step.group(index) for index in self._groups]
+            groups = [step.group(batch) for batch in self._groups]
             findings += judge_plan(step, groups, run.parts)
             self._record(step, groups)
         if findings:
@@ -162,7 +164,7 @@ class WorkerJudge:
             coverage.judged[check] += rows
         if not step.plan.exact:
             coverage.skipped["C1", "estimated_lengths"] += rows
-        snapshot = self._snapshots.take(step, groups)
+        snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
         run.stream.put(
             "plan",
             snapshot,

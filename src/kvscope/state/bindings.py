@@ -7,6 +7,7 @@ have is what the deltas add up to, not what the manager would answer now.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,15 @@ from ..facts.topology import Topology
 
 _FIRST_ROWS = 16
 _FIRST_WIDTH = 16
+_REMEMBERED_BATCHES = 32
 
 
 class Bindings:
     """The tables of all live requests of one engine: per group ``int32 [capacity, width]``, grown by doubling.
 
-    A request occupies the same row in every group until it finishes or is preempted. ``computed`` and ``scheduled``
-    are the numbers of the last declaration that scheduled the row.
+    A request occupies the same row in every group until it finishes or is preempted. ``computed`` and ``seq_lens`` are
+    its tokens before and after the step of the last declaration that scheduled it. ``version`` changes with every
+    change of a table or of who has one.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -31,10 +34,13 @@ class Bindings:
         self.tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
         self.lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
         self.computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
-        self.scheduled: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self.seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self.version = 0
         self.partial: set[str] = set()
         self._row_of: dict[str, int] = {}
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
+        self._rows_of: dict[tuple[str, ...], npt.NDArray[np.intp]] = {}
+        self._counting: dict[int, bytes] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._row_of
@@ -70,9 +76,25 @@ class Bindings:
         self._note(requests.cached_ids, requests.cached_computed, requests.scheduled)
 
     def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
-        """Row of each request, ``intp [n]``; -1 for one that has no table."""
-        row_of = self._row_of
-        return np.fromiter((row_of.get(r, -1) for r in request_ids), np.intp, len(request_ids))
+        """Row of each request, ``intp [n]``; -1 for one that has no table.
+
+        The same requests in the same order get the same array object as long as nobody's row changes.
+        """
+        key = tuple(request_ids)
+        rows = self._rows_of.get(key)
+        if rows is None:
+            if len(self._rows_of) >= _REMEMBERED_BATCHES:
+                self._rows_of.clear()
+            row_of = self._row_of
+            rows = self._rows_of[key] = np.fromiter((row_of.get(r, -1) for r in key), np.intp, len(key))
+        return rows
+
+    def counting(self, count: int) -> bytes:
+        """The bytes of ``int32 [0, 1, ..., count - 1]``: the query starts of a batch of single tokens."""
+        known = self._counting.get(count)
+        if known is None:
+            known = self._counting[count] = np.arange(count, dtype=np.int32).tobytes()
+        return known
 
     def table(self, request_id: str, group_index: int) -> Int32:
         """The blocks of one request in one group, in logical order; a view, empty for an unknown request."""
@@ -103,10 +125,12 @@ class Bindings:
         row = self._row_of.get(request_id)
         if row is None:
             row = self._row_of[request_id] = self._take_row()
+            self._rows_of.clear()
         self.lengths[:, row] = 0
         self._append(row, blocks)
 
     def _append(self, row: int, delta: BlockIds) -> None:
+        self.version += 1
         for group_index, block_ids in enumerate(delta):
             if not block_ids:
                 continue
@@ -121,6 +145,8 @@ class Bindings:
         row = self._row_of.pop(request_id, None)
         if row is None:
             return
+        self._rows_of.clear()
+        self.version += 1
         self.partial.discard(request_id)
         self.lengths[:, row] = 0
         self._free_rows.append(row)
@@ -128,10 +154,10 @@ class Bindings:
     def _note(self, request_ids: list[str], computed: list[int], scheduled: dict[str, int]) -> None:
         if not request_ids:
             return
-        row_of = self._row_of
-        rows = [row_of[r] for r in request_ids]
-        self.computed[rows] = computed
-        self.scheduled[rows] = [scheduled.get(r, 0) for r in request_ids]
+        rows = self.rows_of(request_ids)
+        before = np.array(computed, np.int64)
+        self.computed[rows] = before
+        self.seq_lens[rows] = before + np.fromiter(map(scheduled.get, request_ids, repeat(0)), np.int64, len(rows))
 
     def _take_row(self) -> int:
         if not self._free_rows:
@@ -139,6 +165,6 @@ class Bindings:
             self.tables = [np.concatenate((t, np.zeros_like(t))) for t in self.tables]
             self.lengths = np.concatenate((self.lengths, np.zeros_like(self.lengths)), axis=1)
             self.computed = np.concatenate((self.computed, np.zeros_like(self.computed)))
-            self.scheduled = np.concatenate((self.scheduled, np.zeros_like(self.scheduled)))
+            self.seq_lens = np.concatenate((self.seq_lens, np.zeros_like(self.seq_lens)))
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
         return self._free_rows.pop()
