@@ -33,7 +33,6 @@ def _write_record(
 ) -> WriteRecord:
     groups = snapshot.groups
     first, computed = snapshot.first_positions, snapshot.computed
-    lens = _row_lengths(snapshot.query_lens, snapshot.num_tokens)
     slots = [_by_row(group.slots, snapshot.query_lens) for group in groups]
     record = WriteRecord(
         trace_id=snapshot.trace_id,
@@ -72,6 +71,7 @@ def _write_record(
                 start if length == 1 else [[start, start + length - 1]] if length > 0 else []
                 for start, length in zip(first.tolist(), snapshot.query_lens.tolist(), strict=False)
             ]
+        lens = _row_lengths(snapshot.query_lens, snapshot.num_tokens)
         if all(group.group_id in block_sizes and len(group.slots) == lens.sum() for group in groups):
             record.target_blocks = [_blocks(group.slots, lens, block_sizes[group.group_id]) for group in groups]
     return record
@@ -175,11 +175,14 @@ def dummy_from(record: BoundaryRecord) -> DummyRun:
 def _row_lengths(query_lens: Integers, available: int) -> Int64:
     """The lengths of the rows as far as they are sound: a damaged plan may have negative ones, or too many tokens."""
     ends = np.minimum(np.cumsum(np.maximum(query_lens, 0), dtype=np.int64), available)
-    return np.diff(ends, prepend=0)
+    ends[1:] -= ends[:-1].copy()
+    return ends
 
 
 def _by_row(values: Integers, query_lens: Integers) -> tuple[list[Runs], Runs]:
     """The values of each row, and those behind the last row."""
+    if len(values) == len(query_lens) and bool((query_lens == 1).all()):  # a decode batch: most steps of a server
+        return values.tolist(), []
     lengths = _row_lengths(query_lens, len(values))
     covered = int(lengths.sum())
     return to_runs(values[:covered], lengths), _one_row(values[covered:])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.events.codec import coverage_record, error_record
-from kvscope.events.schema import decode_record
+from kvscope.events.schema import EnabledRecord, decode_record
 from kvscope.sinks.shared import read_status
 from kvscope.sinks.stream import Stream
 from unit.events.samples import say
@@ -360,13 +360,13 @@ def test_without_a_shared_file_the_stream_works_and_says_why(tmp_path: Path, mon
 def test_a_failing_enabled_record_is_no_fault_of_vllm(tmp_path: Path, logged: Logged) -> None:
     healthy = False
 
-    def sometimes() -> object:
+    def sometimes() -> EnabledRecord:
         if not healthy:
             raise RuntimeError("the host is not ready")
         return enabled()
 
     stream = make_stream(tmp_path)
-    stream.open(sometimes)  # type: ignore[arg-type]
+    stream.open(sometimes)
     put_bind(stream)
     assert stream.flush(5)
     assert stream.balance().dropped == {"write_error": 1}
