@@ -55,7 +55,7 @@ def rebuild(snapshot: PlanSnapshot, bindings: Bindings, keep: Bool) -> RebuiltPl
             groups.append(GroupPlan(group_id=group.group_id, tables=np.zeros((0, 0), np.int32),
                                     table_blocks=np.zeros(0, np.int32), slots=nothing))  # fmt: skip
             continue
-        declared_lens = bindings.computed[table_rows] + bindings.scheduled[table_rows]
+        declared_lens = bindings.seq_lens[table_rows]
         lengths = declared_lens if snapshot.exact else snapshot.seq_lens[rows].astype(np.int64)
         tables, missing = _tables(recorded, rows, table_rows, lengths, group_index, bindings)
         unknown |= missing

@@ -28,6 +28,7 @@ from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Violat
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
+from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 
 DECLARATION_WINDOW = 64
@@ -73,6 +74,7 @@ class _Rank:
     def __init__(self, log: ProcessLog, topology: Topology) -> None:
         self.log = log
         self.bindings = Bindings(topology)
+        self.batches = {i: BatchTable(self.bindings, i) for i, group in enumerate(topology.groups) if group.judged}
         self.applied = 0
         self.input_step = 0
         self.write: WriteRecord | None = None
@@ -129,6 +131,9 @@ class Replay:
         for engine in {id(engine): engine for engine in self._by_log.values()}.values():
             for rank in engine.ranks.values():
                 self._drop_half_plan(engine, rank)
+        for log in self.trace.logs:
+            for count in log.coverage.findings if log.coverage else ():
+                self.findings.told(count.reason, count.group_id, log.name, count.count)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
             self.coverage.skipped[NO_PLAN] += rest
@@ -221,20 +226,23 @@ class Replay:
         in_batch = np.array([r in scheduled and r in rank.bindings for r in snapshot.request_ids], np.bool_)
         keep: Bool = in_batch & np.array([r not in partial for r in snapshot.request_ids], np.bool_)
         rebuilt = rebuild(snapshot, rank.bindings, keep)
-        view = StepView(rebuilt.plan, declaration, rank.bindings)
         recorded = {group.group_id for group in snapshot.groups}
         indexes = [i for i in engine.judged if engine.topology.groups[i].group_id in recorded]
-        groups = [view.group(index) for index in indexes]
-        findings = judge_plan(view, groups, engine.setup.parts) if keep.any() else []
-        for finding in findings:
-            _renumber(finding, rebuilt)
-        whole = msgspec.structs.replace(rebuilt.plan, request_ids=snapshot.request_ids)
-        findings += judge_batch(declaration, whole, engine.setup.parts)
-        unknown = int(rebuilt.unknown.sum())
-        self.coverage.audited += (int(keep.sum()) - unknown) * len(groups)
-        self._skip(unknown * len(groups), NO_TABLE)
-        self._skip(int(in_batch.sum() - keep.sum()) * len(groups), PARTIAL)
-        self._skip((len(scheduled) - int(in_batch.sum())) * len(groups), NOT_IN_BATCH)
+        # The live process leaves rows out of the record whose table it does not know: they were in the batch.
+        left_out = [r for r in scheduled if r in partial and r not in snapshot.request_ids]
+        whole = msgspec.structs.replace(rebuilt.plan, request_ids=[*snapshot.request_ids, *left_out])
+        findings = judge_batch(declaration, whole, engine.setup.parts)
+        if keep.any():
+            view = StepView(rebuilt.plan, declaration, rank.bindings)
+            found = judge_plan(view, [view.group(rank.batches[i]) for i in indexes], engine.setup.parts)
+            for finding in found:
+                _renumber(finding, rebuilt)
+            findings += found
+        unknown, kept, in_rows = int(rebuilt.unknown.sum()), int(keep.sum()), int(in_batch.sum())
+        self.coverage.audited += (kept - unknown) * len(indexes)
+        self._skip(unknown * len(indexes), NO_TABLE)
+        self._skip((in_rows - kept + len(left_out)) * len(indexes), PARTIAL)
+        self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
         self._found(engine, rank, findings)
 
     def _found(self, engine: _Engine, rank: _Rank | None, findings: list[Finding]) -> None:
@@ -263,6 +271,8 @@ class Replay:
 
     def _count_scheduled(self, engine: _Engine, declaration: Declaration, ranks: int) -> None:
         coverage, requests = self.coverage, len(declaration.requests.scheduled)
+        if not requests:
+            return
         coverage.steps += 1
         coverage.first_step = min(coverage.first_step or declaration.step, declaration.step)
         coverage.last_step = max(coverage.last_step or 0, declaration.step)

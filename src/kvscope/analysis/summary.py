@@ -93,14 +93,20 @@ def summarize(replay: Replay) -> Summary:
         checks_stalled=stalled(replay),
         dummy_runs=coverage.dummy_runs,
         own_ns_per_step=_own_time(logs),
-        findings={
-            entry.first.reason: {"replay": entry.in_replay, "live": entry.in_trace}
-            for entry in replay.findings.folded()
-        },
+        findings=_findings(replay),
         processes=processes,
         incidents=len(replay.trace.files.incidents),
         other_runs=[other.name for other in replay.trace.files.others],
     )
+
+
+def _findings(replay: Replay) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for entry in replay.findings.folded():
+        of_reason = counts.setdefault(entry.first.reason, {"live": 0, "replay": 0})
+        of_reason["live"] += entry.live
+        of_reason["replay"] += entry.in_replay
+    return counts
 
 
 def _versions(versions: msgspec.Struct) -> dict[str, str | None]:

@@ -13,14 +13,24 @@ KEPT_REQUESTS = 8
 REPLAY = "replay"
 LIVE = "live"
 
+WRITTEN_LIVE = 16
+"""From this many findings of a reason and group on, a live process only counts them: their requests are not known."""
+
 Key = tuple[str, int | None, str | None]
 """Reason, group and request: what live and replay must agree about."""
+
+
+NOT_REPLAYABLE = frozenset({"handover_missing", "handover_request_mismatch"})
+"""Reasons that live can find in what a trace does not hold: a message without its declaration, a row of a batch that
+was never declared.
+"""
 
 
 class FoldedFinding(msgspec.Struct, kw_only=True):
     """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it.
 
-    ``in_replay`` counts the findings of the replay, ``in_trace`` the kv.violation records that were written live.
+    ``in_replay`` counts the findings of the replay, ``in_trace`` the kv.violation records that were written live, and
+    ``told`` by process what kv.coverage said at last: live processes stop writing each of many equal findings.
     ``requests`` holds the first few request ids, ``num_requests`` how many there were.
     """
 
@@ -31,6 +41,7 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
     scene: Scene | None = None
     in_replay: int = 0
     in_trace: int = 0
+    told: dict[str, int] = msgspec.field(default_factory=dict)
     first_step: int
     last_step: int
     requests: list[str] = msgspec.field(default_factory=list)
@@ -39,7 +50,12 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
 
     @property
     def count(self) -> int:
-        return max(self.in_replay, self.in_trace)
+        return max(self.in_replay, self.live)
+
+    @property
+    def live(self) -> int:
+        """Findings that the live processes made."""
+        return max(self.in_trace, sum(self.told.values()))
 
 
 class FindingTally:
@@ -72,6 +88,20 @@ class FindingTally:
             entry.processes.append(process)
         self._note_request(entry, finding)
         self.keys[side].add((finding.reason, finding.group_id, finding.request_id))
+
+    def told(self, reason: str, group_id: int | None, process: str, count: int) -> None:
+        """A process said how often it found something."""
+        entry = self._folded.get((reason, group_id))
+        if entry is not None:
+            entry.told[process] = count
+
+    def differences(self) -> tuple[list[Key], list[Key]]:
+        """``(only live, only in the replay)``. Of many equal findings live knows only that they were, not whose."""
+        live, replay = self.keys[LIVE], self.keys[REPLAY]
+        capped = {key for key, entry in self._folded.items() if entry.in_trace >= WRITTEN_LIVE}
+        only_live = [key for key in live - replay if key[0] not in NOT_REPLAYABLE]
+        only_replay = [key for key in replay - live if key[:2] not in capped]
+        return sorted(only_live, key=str), sorted(only_replay, key=str)
 
     def has_scene(self, finding: Finding) -> bool:
         entry = self._folded.get((finding.reason, finding.group_id))

@@ -9,15 +9,12 @@ import msgspec
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.reader import ProcessLog
 from kvscope.analysis.replay import NO_TABLE, Replay
-from kvscope.analysis.tally import LIVE, REPLAY, FoldedFinding, Key
+from kvscope.analysis.tally import FoldedFinding, Key
 from kvscope.checks.catalog import RULES
 
 CLEAN, FINDINGS, INCONCLUSIVE = "clean", "findings", "inconclusive"
 EXIT_CODES = {CLEAN: 0, FINDINGS: 1, INCONCLUSIVE: 3}
 DEFAULT_MIN_COVERAGE = 0.99
-
-NOT_REPLAYABLE = frozenset({"handover_missing"})
-"""Reasons that a trace can carry and a replay cannot always reach by itself."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -46,15 +43,15 @@ def verdict_of(replay: Replay, min_coverage: float = DEFAULT_MIN_COVERAGE) -> Ve
     """The verdict on a finished replay. Findings weigh more than gaps: what was found was found."""
     findings = replay.findings.folded()
     reasons = [*_losses(replay), *_limits(replay, min_coverage)]
-    live, replayed = replay.findings.keys[LIVE], replay.findings.keys[REPLAY]
+    only_live, only_replay = replay.findings.differences()
     return Verdict(
         word=FINDINGS if findings else INCONCLUSIVE if reasons else CLEAN,
         coverage_line=coverage_line(replay),
         reasons=reasons,
         notes=list(_notes(replay)),
         findings=findings,
-        only_live=sorted((key for key in live - replayed if key[0] not in NOT_REPLAYABLE), key=str),
-        only_replay=sorted(replayed - live, key=str),
+        only_live=only_live,
+        only_replay=only_replay,
     )
 
 

@@ -42,7 +42,9 @@ from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, Plan
 from kvscope.facts.requests import BlockIds, Declaration, StepRequests
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
-from kvscope.runtime.snapshots import Snapshots
+from kvscope.runtime.selection import judged_rows
+from kvscope.runtime.snapshots import take_snapshot
+from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 
 TOPOLOGY = Topology(
@@ -111,7 +113,6 @@ class TraceBuilder:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.topology, self.parts, self.names, self._full = directory, topology, set(parts), names, full
-        self._snapshots = Snapshots(spell_tables=full)
         self.step_number = 0
         self.steps = self.rows = self.tokens = 0
         self.pool = list(range(1, topology.num_blocks))
@@ -121,6 +122,7 @@ class TraceBuilder:
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
+        self._batches = [[BatchTable(b, index) for index in self._judged()] for b in self._worker_bindings]
         run, group = directory.name, Ranks(dp=0)
         workers = [Ranks(dp=0, tp=rank, pp=0, world=rank) for rank in range(len(self._worker_bindings))]
         if in_process:
@@ -240,14 +242,14 @@ class TraceBuilder:
         self._violations(stream, judge_handover(declaration, received, self.parts))
         plan = self._plan(declaration, bindings)
         damage_plan(plan)
-        view = StepView(plan, declaration, bindings)
-        groups = [view.group(index) for index in self._judged()]
+        findings = judge_batch(declaration, plan, self.parts)
+        view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings)
+        groups = [view.group(batch) for batch in self._batches[rank]]
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
-        snapshot = self._snapshots.take(view, groups)
+        snapshot = take_snapshot(view, groups, spell_tables=self._full)
         for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):
             stream.write(record_, "runner", "runner_v1.slots")
-        findings = judge_batch(declaration, plan, self.parts) + judge_plan(view, groups, self.parts)
-        self._violations(stream, findings)
+        self._violations(stream, findings + judge_plan(view, groups, self.parts))
 
     def _plan(self, declaration: Declaration, bindings: Bindings) -> Plan:
         ids = list(declaration.requests.scheduled)

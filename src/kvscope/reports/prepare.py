@@ -1,0 +1,206 @@
+"""Says about a finding everything that a report shows, in words, once. Drawing adds only the layout.
+
+The order is the one that readers know from sanitizers: the access, who the block was allocated for, who freed it, its
+neighbours, what was expected, why it could be wrong, what to do next.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope.analysis.scene import NOBODY, NULL, OTHER, OUTSIDE, OWN, SHARED, Scene
+from kvscope.analysis.tally import FoldedFinding
+from kvscope.checks.catalog import RULES
+from kvscope.checks.finding import Finding
+from kvscope.checks.rule import HOST_ONLY, Rule
+from kvscope.events.frozen import frozen_line
+from kvscope.reports.wording import access_of, clean, listed, value_text
+
+UNWATCHED = "the allocator itself: not watched in this version"
+SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE: "x"}
+
+Fact = tuple[str, str]
+"""A label and what stands behind it."""
+
+
+class Strip(msgspec.Struct, frozen=True, kw_only=True):
+    """Neighbouring blocks, one symbol each. ``marked`` is the index of the finding's block; ``legend`` names the
+    symbols that occur.
+    """
+
+    first_block: int
+    last_block: int
+    symbols: str
+    marked: int
+    block: int
+    legend: list[Fact]
+
+
+class PreparedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding in words. ``repeats`` is empty where it was seen once, ``strip`` None where it names no block."""
+
+    reason: str
+    severity: str
+    frozen: str
+    title: str
+    access: list[Fact]
+    owners: list[Fact]
+    strip: Strip | None
+    comparison: list[Fact]
+    doubts: list[Fact]
+    repeats: str
+    next_steps: list[str]
+
+
+_UNKNOWN_RULE = Rule(
+    reason="unknown",
+    check="?",
+    severity="error",
+    title="a reason that this version does not know",
+    fires="",
+    silent="",
+    sources=("the recording process", "its own knowledge"),
+    proves_not=HOST_ONLY,
+    rank=0,
+)
+
+
+def prepare(folded: FoldedFinding) -> PreparedFinding:
+    """The report of a folded finding: its first occurrence in full, the others counted."""
+    finding, scene = folded.first, folded.scene
+    rule = RULES.get(finding.reason, _UNKNOWN_RULE)
+    return PreparedFinding(
+        reason=finding.reason,
+        severity=rule.severity,
+        frozen=frozen_line(finding, rule, folded.action),
+        title=f"{rule.severity.upper()} {finding.reason} ({rule.check}): {rule.title}",
+        access=_access(folded),
+        owners=_owners(finding, scene),
+        strip=_strip(finding, scene),
+        comparison=_comparison(finding, scene, rule),
+        doubts=[("not proved", rule.proves_not), ("not judged", rule.silent)] if rule.silent else [],
+        repeats=_repeats(folded),
+        next_steps=_next_steps(folded, rule),
+    )
+
+
+def _access(folded: FoldedFinding) -> list[Fact]:
+    finding, scene = folded.first, folded.scene
+    facts = [access_of(finding, scene)]
+    if finding.request_id is not None:
+        row = "" if finding.row is None else f", row {finding.row} of the batch"
+        facts.append(("request", clean(finding.request_id) + row))
+    elif finding.reason.startswith(("write_padding", "dummy")):
+        facts.append(("request", "none: the slot serves no request"))
+    if finding.other_request_id is not None:
+        facts.append(("hits", clean(finding.other_request_id)))
+    facts.append(("step", f"{finding.step} (trace_id {clean(finding.trace_id) or '-'})"))
+    where = []
+    if finding.group_id is not None:
+        where.append(f"group {finding.group_id}")
+    if finding.position is not None:
+        where.append(f"position {finding.position} of the sequence")
+    if scene and scene.logical_block is not None:
+        where.append(f"logical block {scene.logical_block}")
+    if where:
+        facts.append(("where", ", ".join(where)))
+    runner = f", runner {folded.runner}" if folded.runner and not finding.reason.startswith("bind_") else ""
+    facts.append(("seen in", listed(folded.processes, 3) + runner))
+    return facts
+
+
+def _owners(finding: Finding, scene: Scene | None) -> list[Fact]:
+    if finding.block_id is None:
+        return []
+    if scene is None:
+        return [("allocated for", "not known: the replay did not reach this step"), ("freed by", UNWATCHED)]
+    if not 0 <= finding.block_id < scene.num_blocks:
+        exists = f"nobody: there is no such block, the pool has 0 to {scene.num_blocks - 1}"
+        return [("allocated for", exists), ("freed by", "nobody")]
+    if finding.block_id == scene.null_block_id:
+        return [("allocated for", "nobody: the null block is never handed out"), ("freed by", "nobody")]
+    return [
+        ("allocated for", _declared_now(scene)),
+        ("freed by", f"{_declared_before(scene)}; {UNWATCHED}"),
+    ]
+
+
+def _declared_now(scene: Scene) -> str:
+    if not scene.holders:
+        return f"nobody that the scheduler declared at this step; {UNWATCHED}"
+    since = {tenure.request_id: tenure for tenure in reversed(scene.tenures) if tenure.until_step is None}
+    said = []
+    for request_id in scene.holders[:3]:
+        tenure = since.get(request_id)
+        when = "" if tenure is None else f" since step {tenure.since_step}, as its logical block {tenure.index}"
+        said.append(clean(request_id) + when)
+    more = f" and {len(scene.holders) - 3} more" if len(scene.holders) > 3 else ""
+    return f"{'; '.join(said)}{more} (as declared)"
+
+
+def _declared_before(scene: Scene) -> str:
+    past = next((tenure for tenure in scene.tenures if tenure.until_step is not None), None)
+    if past is None:
+        return "nobody before in this trace"
+    when = f"from step {past.since_step}, {past.cause} by step {past.until_step}"
+    return f"{clean(past.request_id)}, declared {when}"
+
+
+def _strip(finding: Finding, scene: Scene | None) -> Strip | None:
+    if scene is None or finding.block_id is None or not scene.strip:
+        return None
+    owner = "this request" if finding.request_id is None else clean(finding.request_id)
+    meaning = {
+        OWN: f"{owner}'s own",
+        SHARED: f"{owner}'s, shared",
+        OTHER: "another request's",
+        NOBODY: "nobody's",
+        NULL: "null block",
+        OUTSIDE: "outside the pool",
+    }
+    present = {neighbour.whose for neighbour in scene.strip}
+    blocks = [neighbour.block_id for neighbour in scene.strip]
+    return Strip(
+        first_block=blocks[0],
+        last_block=blocks[-1],
+        symbols="".join(SYMBOLS[neighbour.whose] for neighbour in scene.strip),
+        marked=blocks.index(finding.block_id),
+        block=finding.block_id,
+        legend=[(SYMBOLS[whose], text) for whose, text in meaning.items() if whose in present],
+    )
+
+
+def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]:
+    if finding.expected is None and finding.actual is None:
+        return [("compared", rule.evidence)]
+    seen, other = rule.sources
+    expected = value_text(finding.expected, finding, scene)
+    facts = [("expected", expected if rule.invariant else f"{expected}: {other}")]
+    facts.append(("actual", f"{value_text(finding.actual, finding, scene)}: {seen}"))
+    return [*facts, ("broken", other)] if rule.invariant else facts
+
+
+def _repeats(folded: FoldedFinding) -> str:
+    sides = {
+        (True, True): "recorded live and found again by the replay",
+        (True, False): "found by the replay only; the live process recorded none",
+        (False, True): "recorded live only; the replay did not find it",
+        (False, False): "",
+    }[folded.in_replay > 0, folded.live > 0]
+    also = f"; the same access also fits {', '.join(folded.first.also)}" if folded.first.also else ""
+    if folded.count <= 1:
+        return f"seen once, {sides}{also}"
+    steps = f"step {folded.first_step}"
+    if folded.last_step != folded.first_step:
+        steps = f"steps {folded.first_step} to {folded.last_step}"
+    names = [clean(request_id) for request_id in folded.requests]
+    more = folded.num_requests - len(names)
+    who = f", requests {', '.join(names)}{f' and {more} more' if more else ''}" if folded.num_requests > 1 else ""
+    return f"seen {folded.count:,} times, {steps}{who}; {sides}{also}"
+
+
+def _next_steps(folded: FoldedFinding, rule: Rule) -> list[str]:
+    steps = [f"kvscope rules {folded.first.reason}"] if rule is not _UNKNOWN_RULE else ["kvscope rules"]
+    if folded.action == "log" and rule.part != "kv_transfer":
+        steps.append(f'set "action": "raise" in {rule.part} to stop the engine at the first one')
+    return steps
