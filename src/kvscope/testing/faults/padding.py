@@ -153,10 +153,10 @@ def dummy_sites(injection: Injection) -> Sites:
         finally:
             running.clear()
 
-    def enable(slots: Any, request_id: str, row: int, block_id: int, block_size: int, runner: str) -> None:
+    def enable(slots: Any, request_id: str, block_id: int, block_size: int, runner: str) -> None:
         slot = block_id * block_size
         slots[0] = slot
-        fields = {"request_id": request_id, "row": row, "token_index": 0, "position": 0, "slot": slot}
+        fields = {"request_id": request_id, "token_index": 0, "position": 0, "slot": slot}
         fields |= {"block_id": block_id, "expected_slot": -1}
         injection.fire(fields, rank=rank_of(running[0]), runner=runner)
 
@@ -168,7 +168,7 @@ def dummy_sites(injection: Injection) -> Sites:
         if due() and running[0] is runner and runner.input_batch.num_reqs:
             table = runner.input_batch.block_table[group]
             block = int(table.block_table.gpu[0, 0])
-            enable(table.slot_mapping.gpu, runner.input_batch.req_ids[0], 0, block, int(table.block_size), "v1")
+            enable(table.slot_mapping.gpu, runner.input_batch.req_ids[0], block, int(table.block_size), "v1")
         return original(runner, *args, **kwargs)
 
     def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ def dummy_sites(injection: Injection) -> Sites:
         if due() and running[0].block_tables is tables and states:
             request_id, index = next(iter(states.items()))
             block = int(tables.block_tables[group].gpu[index, 0])
-            enable(tables.slot_mappings[group], request_id, index, block, int(tables.block_sizes[group]), "v2")
+            enable(tables.slot_mappings[group], request_id, block, int(tables.block_sizes[group]), "v2")
         return result
 
     def around_step(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:

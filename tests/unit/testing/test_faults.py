@@ -1,0 +1,250 @@
+import copy
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope.testing.faults import FAULTS, arm, injection, plugin
+from kvscope.testing.faults.hooks import Hook, Undo
+from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.padding import DUMMY_FAULT, PADDING_FAULT
+from kvscope.testing.faults.plan_faults import PLAN_FAULTS
+from kvscope.testing.faults.workload import prompts
+
+
+class Host:
+    def step(self, number: int) -> int:
+        return number + 1
+
+
+def test_a_hook_puts_the_very_object_back() -> None:
+    before = Host.__dict__["step"]
+    hook = Hook(Host, "step", lambda original, *args: -original(*args))
+    assert Host().step(1) == -2
+    hook.remove()
+    assert Host.__dict__["step"] is before
+    hook.remove()
+    assert Host().step(1) == 2
+
+
+def test_hooks_may_be_removed_in_any_order() -> None:
+    before = Host.__dict__["step"]
+    lower = Hook(Host, "step", lambda original, *args: original(*args) * 10)
+    upper = Hook(Host, "step", lambda original, *args: original(*args) + 5)
+    assert Host().step(1) == 25
+    lower.remove()
+    assert Host().step(1) == 7
+    upper.remove()
+    assert Host().step(1) == 2
+    Host.step = before  # type: ignore[method-assign]
+
+
+def test_a_function_that_the_host_lacks_is_named() -> None:
+    with pytest.raises(LookupError, match=r"Host\.leap"):
+        Hook(Host, "leap", lambda original: original())
+
+
+def test_undo_restores_the_oldest_value() -> None:
+    undo, values = Undo(), [1, 2, 3]
+    undo.value(values, 1)
+    values[1] = 20
+    undo.value(values, 1)
+    values[1] = 30
+    undo.run()
+    assert values == [1, 2, 3]
+    undo.run()
+
+
+def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
+    by_point = {
+        "plan": {*PLAN_FAULTS, PADDING_FAULT},
+        "declaration": set(DECLARATION_FAULTS),
+        "handover": set(HANDOVER_FAULTS),
+        "dummy": {DUMMY_FAULT},
+    }
+    for point, names in by_point.items():
+        assert {name for name, fault in FAULTS.items() if fault.point == point} == names
+
+
+def test_what_must_be_found_is_not_also_a_mere_consequence() -> None:
+    for fault in FAULTS.values():
+        assert fault.expected not in fault.alternatives
+        assert fault.runners <= {"v1", "v2"}
+
+
+def test_an_unknown_fault_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="slot_plus_two"):
+        arm("slot_plus_two")
+
+
+def test_an_injection_waits_and_then_happens_once() -> None:
+    notes: list[dict[str, Any]] = []
+    armed = arm("slot_plus_one", after_steps=2, on_fire=notes.append)
+    due = []
+    for _ in range(5):
+        armed.steps += 1
+        due.append(armed.due)
+        if armed.due:
+            armed.fire(None)
+            armed.fire({"slot": 7}, rank=0, runner="v1")
+    assert due == [False, False, True, False, False]
+    assert armed.times == 1
+    assert notes == [armed.what]
+    expected = {"fault": "slot_plus_one", "rank": 0, "step": 3, "group_id": 0, "runner": "v1", "slot": 7}
+    assert armed.what == expected | {"expected": "write_target_mismatch"}
+
+
+@dataclass
+class Cached:
+    req_ids: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    resumed_req_ids: set[str] = field(default_factory=lambda: {"a"})
+    new_block_ids: list[Any] = field(default_factory=lambda: [([4, 5],), None, ([9],)])
+    num_computed_tokens: list[int] = field(default_factory=lambda: [0, 15, 32])
+    num_output_tokens: list[int] = field(default_factory=lambda: [2, 3, 1])
+
+
+def new_request(request_id: str, blocks: list[int], prompt: int) -> SimpleNamespace:
+    return SimpleNamespace(req_id=request_id, block_ids=(blocks,), num_computed_tokens=0, prompt_token_ids=[1] * prompt)
+
+
+def output(*, new: bool = True) -> SimpleNamespace:
+    numbers = {"a": 40, "b": 1, "c": 1}
+    news = [new_request("d", [6, 7], 100)] if new else []
+    return SimpleNamespace(
+        scheduled_cached_reqs=Cached(),
+        scheduled_new_reqs=news,
+        num_scheduled_tokens=numbers | ({"d": 64} if new else {}),
+        total_num_scheduled_tokens=106 if new else 42,
+        finished_req_ids={"y", "x"},
+        _kvscope_declaration={"step": 3},
+    )
+
+
+def scheduler() -> SimpleNamespace:
+    held = {"a": [4, 5], "b": [1], "c": [8, 9], "d": [6, 7]}
+    computed = {"a": 0, "b": 15, "c": 32, "d": 0}
+    return SimpleNamespace(
+        kv_cache_config=SimpleNamespace(
+            num_blocks=16, kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))]
+        ),
+        kv_cache_manager=SimpleNamespace(get_block_ids=lambda request_id: (list(held[request_id]),)),
+        requests={name: SimpleNamespace(num_computed_tokens=number) for name, number in computed.items()},
+    )
+
+
+@pytest.mark.parametrize("name", sorted(HANDOVER_FAULTS))
+def test_a_handover_fault_leaves_the_senders_output_alone(name: str) -> None:
+    sent = output(new=name != "request_dropped_in_handover")
+    before = copy.deepcopy(sent)
+    handover = Handover(sent, 0, "_kvscope_declaration")
+    what = HANDOVER_FAULTS[name](handover)
+    assert what is not None
+    assert sent == before
+    assert handover.output != before
+    if name != "declaration_lost":
+        assert handover.output._kvscope_declaration is sent._kvscope_declaration
+
+
+def test_handover_faults_spare_resumed_requests_whose_blocks_are_replaced() -> None:
+    handover = Handover(output(), 0, "_kvscope_declaration")
+    assert HANDOVER_FAULTS["delta_dropped"](handover) == {"request_id": "c", "expected_block_id": 9}
+    handover = Handover(output(), 0, "_kvscope_declaration")
+    shifted = HANDOVER_FAULTS["computed_shifted_in_handover"](handover)
+    # 15 + 1 would be the next block.
+    assert shifted == {"request_id": "c", "num_computed": 33, "expected_num_computed": 32}
+
+
+def test_a_lost_end_is_owed_to_the_next_step() -> None:
+    handover = Handover(output(new=False), 0, "_kvscope_declaration")
+    assert HANDOVER_FAULTS["request_dropped_in_handover"](handover) == {"request_id": "x"}
+    assert handover.output.finished_req_ids == {"y"}
+    assert handover.late_finished == {"x"}
+    assert HANDOVER_FAULTS["request_dropped_in_handover"](Handover(output(), 0, "")) is None
+
+
+def test_nothing_is_lost_where_nothing_was_attached() -> None:
+    assert HANDOVER_FAULTS["declaration_lost"](Handover(output(), 0, "_other")) is None
+
+
+def test_a_declaration_fault_prefers_a_request_that_grows() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_duplicate"](scheduler(), sent, 0)
+    assert what is not None
+    assert what["request_id"] == "c"
+    assert (what["logical_index"], what["block_id"], what["expected_block_id"]) == (1, 8, 9)
+    assert sent.scheduled_cached_reqs.new_block_ids[2] == ([8],)
+
+
+def test_an_undeclared_block_leaves_none_behind() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_shortfall"](scheduler(), sent, 0)
+    assert what is not None
+    assert what["expected_block_id"] == 9
+    assert sent.scheduled_cached_reqs.new_block_ids == [([4, 5],), None, None]
+
+
+def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
+    sent = output()
+    sent.scheduled_cached_reqs = Cached(req_ids=[], new_block_ids=[])
+    what = DECLARATION_FAULTS["bind_null_tail"](scheduler(), sent, 0)
+    assert what is not None
+    assert what["request_id"] == "d"
+    assert sent.scheduled_new_reqs[0].block_ids == ([6, 0],)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "process_rank", "belongs"),
+    [
+        ("slot_plus_one", None, 0, True),
+        ("slot_plus_one", None, None, False),
+        ("slot_plus_one", 1, 0, False),
+        ("slot_plus_one", 1, 1, True),
+        ("bind_duplicate", None, None, True),
+        ("bind_duplicate", None, 0, False),
+        ("delta_dropped", None, None, True),
+        ("delta_dropped", None, 0, False),
+        ("delta_dropped", 1, None, False),
+        ("delta_dropped", 1, 1, True),
+        ("dummy_slot", None, None, False),
+    ],
+)
+def test_one_kind_of_process_puts_a_fault_in(
+    name: str, rank: int | None, process_rank: int | None, belongs: bool
+) -> None:
+    assert plugin.belongs(arm(name, rank=rank), process_rank) is belongs
+
+
+def test_the_plugin_is_idle_where_the_engine_shares_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    plugin.register()
+    assert plugin._bootstrap == []
+
+
+@pytest.mark.parametrize("additional", [None, {}, {"kv_trace": {"enabled": True}}])
+def test_the_plugin_does_nothing_without_its_key(additional: object) -> None:
+    plugin._configured(SimpleNamespace(additional_config=additional), rank=0)
+    assert plugin._armed == []
+
+
+def test_the_plugin_reports_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_armed", [])
+    monkeypatch.setattr(injection.Injection, "install", lambda self: self)
+    report = tmp_path / "deep" / "rank{rank}.json"
+    settings = {"name": "slot_plus_one", "rank": 1, "after_steps": 8, "report": str(report)}
+    plugin._configured(SimpleNamespace(additional_config={"kvscope_fault": settings}), rank=0)
+    assert plugin._armed == []
+    plugin._configured(SimpleNamespace(additional_config={"kvscope_fault": settings}), rank=1)
+    (armed,) = plugin._armed
+    armed.fire({"slot": 3}, rank=1, runner="v2")
+    assert json.loads((report.parent / "rank1.json").read_text(encoding="utf-8")) == armed.what
+
+
+def test_prompts_share_a_prefix_and_are_otherwise_distinct() -> None:
+    first, second, third, *others = prompts()
+    assert first[:64] == second[:64] == third[:64]
+    assert len({tuple(prompt[:32]) for prompt in others} | {tuple(first[:32])}) == len(others) + 1
+    assert prompts(salt=1) != prompts()
+    assert all(5 <= token < 255 for prompt in prompts(salt=3) for token in prompt)
