@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, WIDTH, Line, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, WIDTH, Line, next_command, show, show_json, wrapped
 
 if TYPE_CHECKING:
     from kvscope.analysis.replay import Replay
