@@ -91,6 +91,10 @@ class PluginHub:
         self._install("worker")
         self._install("worker_v2" if run.runner == "V2" else "worker_v1")
 
+    def run(self, pid: int, run_id: str) -> Run:
+        """The run of an engine that is observed in this process. Raises KeyError for any other."""
+        return self._runs[pid, run_id]
+
     def attach_frontend(self, processor: Any) -> None:
         run = self._frontend_run
         if run is not None:

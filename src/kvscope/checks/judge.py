@@ -20,6 +20,9 @@ from .write import WRITE_RULES
 
 Parts = Collection[Part]
 
+_FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position")
+"""What the finding that is reported takes over from the others of the same access, where it does not say itself."""
+
 
 def judge_bind(declaration: Declaration, bindings: Bindings, parts: Parts) -> list[Finding]:
     """Judge a declaration that ``bindings`` have already taken over."""
@@ -109,7 +112,8 @@ def _merged(findings: list[Finding]) -> list[Finding]:
         first = same[0]
         first.also = tuple(dict.fromkeys(f.reason for f in same if f.reason != first.reason))
         first.launch_fatal = any(f.launch_fatal for f in same)
-        if first.group_id is None:
-            first.group_id = next((f.group_id for f in same if f.group_id is not None), None)
+        for field in _FILLED_IN:
+            if getattr(first, field) is None:
+                setattr(first, field, next((v for f in same if (v := getattr(f, field)) is not None), None))
         merged.append(first)
     return merged

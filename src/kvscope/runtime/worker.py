@@ -76,18 +76,20 @@ class WorkerJudge:
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
         """A message came through the executor without what the scheduler attaches to every message."""
-        self._current = self._result_of = None
-        if self._last_step == 0:
-            self._run.coverage.skipped["plan", "before_first_declaration"] += 1
-            return
-        self._run.coverage.skipped["plan", "declaration_missing"] += len(received.scheduled)
-        findings = judge_missing(self._last_step + 1, received, self._run.parts)
-        self._run.report(findings, "worker", "worker_input")
+        self._follow(received, "declaration_missing" if self._last_step else "before_first_declaration")
+        if self._last_step:
+            self._run.report(judge_missing(self._last_step + 1, received, self._run.parts), "worker", "worker_input")
 
     def on_input_unobserved(self, received: StepRequests) -> None:
         """The scheduler's hook missed this step, and said so."""
+        self._follow(received, "scheduler_hook_fault")
+
+    def _follow(self, received: StepRequests, cause: str) -> None:
+        """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._current = self._result_of = None
-        self._run.coverage.skipped["plan", "scheduler_hook_fault"] += len(received.scheduled)
+        self._run.coverage.skipped["plan", cause] += len(received.scheduled) * len(self._groups)
+        if self._bindings is not None:
+            self._bindings.apply(received)
 
     def on_launched(self) -> None:
         self._current = None
