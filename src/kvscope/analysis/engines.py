@@ -17,7 +17,8 @@ JUDGING_PARTS: tuple[Part, ...] = tuple(dict.fromkeys(PART_OF_CHECK.values()))
 
 class EngineSetup(msgspec.Struct, kw_only=True):
     """One engine (a data-parallel rank). ``topology`` is None where no process recorded one, ``declaring`` where the
-    file of the scheduler's process is not there. ``others`` are further processes that claim the same place.
+    file of the scheduler's process is not there. ``others`` are further processes that claim the same place, and
+    ``absent_ranks`` ranks without a file although a higher one has one.
     """
 
     dp_rank: int
@@ -28,15 +29,17 @@ class EngineSetup(msgspec.Struct, kw_only=True):
     declaring: ProcessLog | None
     ranks: list[ProcessLog]
     others: list[ProcessLog]
+    absent_ranks: list[int]
 
 
-def engines_of(logs: Sequence[ProcessLog]) -> list[EngineSetup]:
-    """The engines of a run, by data-parallel rank."""
+def engines_of(logs: Sequence[ProcessLog], *, whole_run: bool) -> list[EngineSetup]:
+    """The engines of a run, by data-parallel rank. Only of a ``whole_run`` can a rank be absent."""
     setups: list[EngineSetup] = []
     for dp_rank in sorted({log.dp_rank for log in logs if log.process != "frontend"}):
         mine = [log for log in logs if log.dp_rank == dp_rank and log.process != "frontend"]
         declaring = [log for log in mine if log.process in {"engine", "all"}]
         ranks = {log.files.rank: log for log in reversed(mine) if log.is_worker}
+        numbers = {rank for rank, log in ranks.items() if rank is not None and log.process == "worker"}
         enabled = [log.enabled for log in mine if log.enabled]
         setups.append(
             EngineSetup(
@@ -48,6 +51,7 @@ def engines_of(logs: Sequence[ProcessLog]) -> list[EngineSetup]:
                 declaring=declaring[0] if declaring else None,
                 ranks=sorted(ranks.values(), key=lambda log: log.files.rank or 0),
                 others=[*declaring[1:], *(log for log in mine if log.is_worker and ranks[log.files.rank] is not log)],
+                absent_ranks=sorted(set(range(max(numbers, default=-1) + 1)) - numbers) if whole_run else [],
             )
         )
     return setups

@@ -96,6 +96,8 @@ def _require_consistent(snapshot: PlanSnapshot, *, whole: bool) -> None:
             raise ValueError("it has not as many slots as tokens")
         if any(len(c) != rows for c in (group.table_blocks, group.blocks_needed, group.window_skipped, group.digests)):
             raise ValueError("its tables have another number of rows")
+        if (group.window_skipped < 0).any() or (group.blocks_needed < group.window_skipped).any():
+            raise ValueError("a sequence has fewer blocks than none")
         if not 0 <= len(group.padding_enabled) <= group.padding_slots:
             raise ValueError("it has more enabled padding slots than padding")
 

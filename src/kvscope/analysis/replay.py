@@ -103,7 +103,7 @@ class Replay:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.setups = engines_of(trace.logs)
+        self.setups = engines_of(trace.logs, whole_run=trace.files.whole_run)
         self.coverage = RowCoverage()
         self.findings = FindingTally()
         self.undeclared_steps = 0
@@ -170,7 +170,7 @@ class Replay:
         lost = damage > engine.damage_seen or (log.ever_dropped and skipped_step)
         engine.damage_seen, engine.last_step = damage, max(declaration.step, engine.last_step)
         engine.declared[declaration.step] = (declaration, lost)
-        self._count_scheduled(engine, declaration, len(engine.ranks))
+        self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
         if lost:
             _distrust(engine.bindings)
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)

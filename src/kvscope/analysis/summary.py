@@ -13,7 +13,10 @@ from kvscope.analysis.verdict import coverage_line, losses_of, stalled
 
 
 class ProcessSummary(msgspec.Struct, kw_only=True):
-    """One process. ``lost`` counts records by how they are gone, ``dropped`` by cause; ``ended`` as in ProcessLog."""
+    """One process. ``lost`` counts records by how they are gone, ``dropped`` by cause; ``ended`` as in ProcessLog.
+
+    ``own_ns_per_step`` has the hooks that run with the steps, ``own_ns_once`` the whole time of the others.
+    """
 
     name: str
     files: int
@@ -26,6 +29,7 @@ class ProcessSummary(msgspec.Struct, kw_only=True):
     truncated: bool
     ended: bool
     own_ns_per_step: dict[str, int]
+    own_ns_once: dict[str, int]
     hook_faults: dict[str, int]
 
 
@@ -127,15 +131,21 @@ def _process(log: ProcessLog) -> ProcessSummary:
         truncated=log.truncated,
         ended=log.ended,
         own_ns_per_step=_per_step(log),
+        own_ns_once={hook: ns for hook, ns in _hook_times(log).items() if hook not in _per_step(log)},
         hook_faults={hook: n for hook, n in log.coverage.hook_faults.items() if n} if log.coverage else {},
     )
 
 
+def _hook_times(log: ProcessLog) -> dict[str, int]:
+    return {hook: ns for hook, ns in log.coverage.hook_time_ns.items() if ns} if log.coverage else {}
+
+
 def _per_step(log: ProcessLog) -> dict[str, int]:
-    """Own time of each hook, spread over the steps with work; one-off hooks at start-up are spread, too."""
+    """Own time of a step in each hook that is called at least every other step."""
     if log.coverage is None or not log.coverage.steps:
         return {}
-    return {hook: ns // log.coverage.steps for hook, ns in log.coverage.hook_time_ns.items() if ns}
+    calls, steps = log.coverage.hook_calls, log.coverage.steps
+    return {hook: ns // steps for hook, ns in _hook_times(log).items() if 2 * calls.get(hook, 0) >= steps}
 
 
 def _own_time(logs: list[ProcessLog]) -> int | None:

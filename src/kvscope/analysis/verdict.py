@@ -58,7 +58,7 @@ def verdict_of(replay: Replay, min_coverage: float = DEFAULT_MIN_COVERAGE) -> Ve
 def coverage_line(replay: Replay) -> str:
     """The line without which no verdict is shown."""
     coverage = replay.coverage
-    ranks = sum(len(setup.ranks) for setup in replay.setups)
+    ranks = sum(len(setup.ranks) + len(setup.absent_ranks) for setup in replay.setups)
     if not coverage.scheduled:
         return "coverage: 0 rows, because no step with work was declared in this trace"
     return (
@@ -117,7 +117,7 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
         yield 'written with request_ids = "omitted": requests cannot be told apart'
     for setup in replay.setups:
         name = f"engine {setup.dp_rank}" if len(replay.setups) > 1 else "the engine"
-        yield from _engine_limits(setup, name, whole_run=replay.trace.files.whole_run)
+        yield from _engine_limits(setup, name)
     if replay.undeclared_steps:
         yield f"{replay.undeclared_steps:,} steps were carried out without a declaration in the trace"
     if replay.damaged_records:
@@ -131,7 +131,7 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
         yield f"{unknown:,} rows: {NO_TABLE}"
 
 
-def _engine_limits(setup: EngineSetup, engine: str, *, whole_run: bool) -> Iterator[str]:
+def _engine_limits(setup: EngineSetup, engine: str) -> Iterator[str]:
     if setup.declaring is None:
         yield f"no file of {engine}'s scheduler: nothing to hold the plans against"
     if not setup.ranks:
@@ -140,10 +140,8 @@ def _engine_limits(setup: EngineSetup, engine: str, *, whole_run: bool) -> Itera
         yield f"the pool of {engine} is not recorded (kv.enabled)"
     if not setup.parts:
         yield f"no part of {engine} was checking (kv_trace, kv_guard_config)"
-    present = {log.files.rank for log in setup.ranks if log.files.rank is not None}
-    absent = sorted(set(range(max(present, default=-1) + 1)) - present) if whole_run else []
-    if absent:
-        yield f"no file of worker rank {', '.join(map(str, absent))}"
+    if setup.absent_ranks:
+        yield f"no file of worker rank {', '.join(map(str, setup.absent_ranks))}"
     if setup.others:
         names = ", ".join(log.name for log in setup.others)
         yield f"more processes claim the same place than {engine} has: {names}"

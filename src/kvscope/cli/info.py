@@ -79,12 +79,15 @@ def _own_time(summary: Summary) -> list[Line]:
         hooks = ", ".join(f"{hook} {ns / 1000:,.1f}" for hook, ns in process.own_ns_per_step.items())
         if hooks:
             lines += facts([("", f"{process.name}: {hooks}")])
+    once = sum(sum(process.own_ns_once.values()) for process in summary.processes)
+    if once:
+        lines += facts([("", f"besides {once / 1e6:,.1f} ms in all at start-up, admissions and shutdown")])
     return lines
 
 
 def _process(process: ProcessSummary) -> list[Line]:
     files = "1 file" if process.files == 1 else f"{process.files} files"
-    end = "cut off in its last line" if process.truncated else "ended" if process.ended else "end missing"
+    end = "cut off in its last line" if process.truncated else "ended" if process.ended else "not ended"
     lines = facts(
         [
             (
