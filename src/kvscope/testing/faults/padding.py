@@ -4,7 +4,8 @@
 pad, as graph sizes or other data-parallel ranks would, by a larger `num_tokens` in the batch descriptor: V1 takes it
 from `_determine_batch_execution_and_padding`, V2's `prepare_inputs` as its argument. What the final objects hold then:
 V1 returns `slot_mapping.gpu[:padded]` from `_get_slot_mappings`, whose tail it has just filled with -1. V2 returns
-`slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1.
+`slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1. Where a
+backend writes the cache in its own forward (latent attention on a CPU), V1 hands on unpadded slots: no occasion.
 
 **Dummy.** A V1 dummy run computes no slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2 takes
 `BlockTables.get_dummy_slot_mappings`. Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it;
@@ -50,6 +51,11 @@ def _live(plan: Plan) -> tuple[Row, int, int] | None:
     return None
 
 
+def _writes_apart(runner: Any) -> bool:
+    """Whether every backend writes the cache apart from its forward, as V1's `execute_model` asks before it pads."""
+    return not any(group.backend.forward_includes_kv_cache_update for groups in runner.attn_groups for group in groups)
+
+
 def _note(plan: Plan, live: tuple[Row, int, int], token_index: int) -> dict[str, Any]:
     row, position, slot = live
     return {
@@ -73,11 +79,12 @@ def padding_sites(injection: Injection) -> Sites:
     open_v2: list[tuple[Any, Any, Any, int]] = []
 
     def counts(runner: Any, scheduler_output: Any) -> bool:
+        """Count the step; whether it can be padded."""
         if not injection.concerns(rank_of(runner)) or is_warm_up(scheduler_output):
             return False
         injection.steps += 1
         room = runner.max_num_tokens - scheduler_output.total_num_scheduled_tokens
-        return injection.due and room >= PADDING_TOKENS
+        return injection.due and room >= PADDING_TOKENS and _writes_apart(runner)
 
     def around_inputs_v1(original: Any, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(runner, scheduler_output, *args, **kwargs)

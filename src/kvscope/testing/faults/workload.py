@@ -10,7 +10,10 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
 }
-"""For `kvscope.testing.engine.running`: prompts come in chunks, and nothing is preempted."""
+"""For `kvscope.testing.engine.running`: prompts come in chunks, and with `qwen3` nothing is preempted.
+
+Latent attention cannot chunk on a CPU and needs `max_num_batched_tokens` of 256 as well, or no long prompt ever starts.
+"""
 
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
 """The same with a pool that is too small, so that requests are preempted and resumed."""
@@ -18,6 +21,10 @@ PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
 _SHARING = 3
+
+
+_IDLE_STEPS = 500
+"""So many steps without a token mean that the engine will never finish: no prompt is that long."""
 
 
 def prompts(salt: int = 0) -> list[list[int]]:
@@ -59,11 +66,14 @@ def workload(
     for name, prompt in zip(names, prompts(salt), strict=False):
         engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), parameters)
     results: dict[str, list[int]] = {name: [] for name in names}
-    steps, left = 0, None
+    steps, idle, left = 0, 0, None
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        outputs = engine.step()
+        for output in outputs:
             results[output.request_id] = list(output.outputs[0].token_ids)
-        steps += 1
+        steps, idle = steps + 1, 0 if outputs else idle + 1
+        if idle > _IDLE_STEPS:
+            raise RuntimeError(f"no request got a token in {idle} steps")
         if dummy_every and steps % dummy_every == 0:
             llm.collective_rpc("execute_dummy_batch")
         if left is None and until is not None and until():
