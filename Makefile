@@ -2,7 +2,7 @@
 .PHONY: help setup demo test lint clean system-deps
 
 help:           ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup:          ## create .venv, install vLLM (CPU), kvscope and the tools, build the tiny models
 	@scripts/bootstrap.sh
