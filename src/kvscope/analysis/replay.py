@@ -313,12 +313,12 @@ def _distrust(bindings: Bindings) -> None:
 
 def _catch_up(engine: _Engine, rank: _Rank, step: int) -> None:
     """Apply all declarations up to a step, in order, that the rank has not seen yet."""
-    for declared, (declaration, lost) in sorted(engine.declared.items()):
-        if rank.applied < declared <= step:
-            if lost:
-                _distrust(rank.bindings)
-            rank.bindings.apply(declaration.requests)
-            rank.applied = declared
+    for declared in sorted(number for number in engine.declared if rank.applied < number <= step):
+        declaration, lost = engine.declared[declared]
+        if lost:
+            _distrust(rank.bindings)
+        rank.bindings.apply(declaration.requests)
+        rank.applied = declared
 
 
 def _renumber(finding: Finding, rebuilt: RebuiltPlan) -> None:

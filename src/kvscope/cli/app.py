@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from kvscope import __version__
+from kvscope.cli.screen import ReaderGoneError
 from kvscope.errors import KvscopeError
 
 VERBS = ("demo", "doctor", "selftest", "info", "check", "rules", "schema")
@@ -56,8 +57,8 @@ def run(arguments: list[str]) -> int:
     try:
         code = build()(args=arguments or ["--help"], prog_name="kvscope", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. What is still buffered must not fail again at exit.
+    except (ReaderGoneError, BrokenPipeError):
+        # What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):

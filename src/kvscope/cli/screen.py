@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,11 +31,27 @@ TRACE_ARGUMENT = typer.Argument(..., help="A run's folder, an output folder (its
 JSON_OPTION = typer.Option(False, "--json", help="One JSON document instead of text.")
 
 
+class ReaderGoneError(Exception):
+    """Whoever read the output has seen enough. (The argument parser would take a BrokenPipeError for its own.)"""
+
+
 def show(lines: Iterable[Line]) -> None:
     """Print styled lines; styles only where a terminal shows them."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        sys.stdout.writelines(f"{text.rstrip()}\n" for _, text in lines)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        _show_styled(lines)
         return
+    _write("".join(f"{text.rstrip()}\n" for _, text in lines))
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
+
+
+def _show_styled(lines: Iterable[Line]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -43,9 +60,23 @@ def show(lines: Iterable[Line]) -> None:
         console.print(Text(text, style=_STYLES.get(style, "")))
 
 
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """vLLM logs to stdout while it is imported and runs; that must not stand in a report, so it goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def show_json(document: object) -> None:
     """Print one JSON document, indented."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    _write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
 def facts(pairs: Iterable[tuple[str, str]], *, indent: int = 0, label_width: int = 14) -> list[Line]:

@@ -7,6 +7,7 @@ The work is done by ``kvscope.testing.selftest.run(runner) -> SelftestResult``. 
         expected: str            # the reason that it must cause
         found: list[str]         # the reasons that were found, in order
         injected: bool           # whether the fault took effect at all
+        mistakes: list[str]      # what is wrong with the findings, in words; empty: detected
 
     class SelftestResult:
         runner: str              # "v1" or "v2"
@@ -25,7 +26,7 @@ from typing import Protocol, cast
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, stdout_to_stderr, wrapped
 from kvscope.errors import KvscopeError
 
 
@@ -44,6 +45,7 @@ class FaultOutcome(Protocol):
     expected: str
     found: Sequence[str]
     injected: bool
+    mistakes: Sequence[str]
 
 
 class SelftestResult(Protocol):
@@ -84,14 +86,15 @@ def _run(runner: str) -> SelftestResult:
         missing = (error.name or "?").partition(".")[0]
         what = "not in this version" if missing == "kvscope" else f"needs {missing}, which is not installed here"
         raise UnavailableError(f"selftest: {what}") from error
-    return cast("SelftestResult", module.run(runner))
+    with stdout_to_stderr():
+        return cast("SelftestResult", module.run(runner))
 
 
 def verdict_on(outcome: FaultOutcome) -> str:
     """``detected``, ``wrong reason``, ``missed`` or ``not injected``."""
     if not outcome.injected:
         return "not injected"
-    if outcome.expected in outcome.found:
+    if not outcome.mistakes:
         return "detected"
     return "wrong reason" if outcome.found else "missed"
 
@@ -111,6 +114,7 @@ def _outcome(outcome: FaultOutcome) -> dict[str, object]:
         "expected": outcome.expected,
         "found": list(outcome.found),
         "verdict": verdict_on(outcome),
+        "mistakes": list(outcome.mistakes),
     }
 
 
@@ -118,9 +122,10 @@ def _page(result: SelftestResult, numbers: dict[str, int]) -> list[Line]:
     lines: list[Line] = [("label", f"{'fault':32}{'must be found as':32}result")]
     for outcome in result.outcomes:
         verdict = verdict_on(outcome)
-        found = f": {', '.join(outcome.found)}" if verdict == "wrong reason" else ""
         style = "" if verdict == "detected" else "bad"
-        lines += wrapped(f"{outcome.fault:31} {outcome.expected:31} {verdict}{found}", style=style)
+        lines += [(style, f"{outcome.fault:31} {outcome.expected:31} {verdict}")]
+        for mistake in outcome.mistakes if verdict == "wrong reason" else ():
+            lines += wrapped(f"- {mistake}", style="bad", indent=2)
     lines += [("", "")]
     lines += facts([(name, f"{count:,}") for name, count in numbers.items()], label_width=18)
     control = ", ".join(sorted(set(result.control_findings))) or "nothing found"

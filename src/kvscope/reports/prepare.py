@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.analysis.scene import NOBODY, NULL, OTHER, OUTSIDE, OWN, SHARED, Scene
+from kvscope.analysis.scene import NOBODY, NULL, OTHER, OWN, SHARED, Scene
+from kvscope.analysis.scene import OUTSIDE as OUTSIDE_POOL
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.rule import HOST_ONLY, Rule
+from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
 from kvscope.events.frozen import frozen_line
 from kvscope.reports.wording import access_of, clean, listed, value_text
 
 UNWATCHED = "the allocator itself: not watched in this version"
-SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE: "x"}
+SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE_POOL: "x"}
 
 Fact = tuple[str, str]
 """A label and what stands behind it."""
@@ -156,7 +157,7 @@ def _strip(finding: Finding, scene: Scene | None) -> Strip | None:
         OTHER: "another request's",
         NOBODY: "nobody's",
         NULL: "null block",
-        OUTSIDE: "outside the pool",
+        OUTSIDE_POOL: "outside the pool",
     }
     present = {neighbour.whose for neighbour in scene.strip}
     blocks = [neighbour.block_id for neighbour in scene.strip]
@@ -175,9 +176,16 @@ def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]
         return [("compared", rule.evidence)]
     seen, other = rule.sources
     expected = value_text(finding.expected, finding, scene)
-    facts = [("expected", expected if rule.invariant else f"{expected}: {other}")]
+    # Where a rule holds one side against an invariant, what was expected comes from neither: it is the declared value.
+    alone = rule.invariant or (rule.rank == OUTSIDE and finding.expected is not None and not _is_limit(finding))
+    facts = [("expected", expected if alone else f"{expected}: {other}")]
     facts.append(("actual", f"{value_text(finding.actual, finding, scene)}: {seen}"))
-    return [*facts, ("broken", other)] if rule.invariant else facts
+    return [*facts, ("broken", other)] if alone else facts
+
+
+def _is_limit(finding: Finding) -> bool:
+    """Whether ``expected`` is the highest block that there is, not a declared one."""
+    return finding.reason == "bind_block_out_of_range"
 
 
 def _repeats(folded: FoldedFinding) -> str:
@@ -201,6 +209,6 @@ def _repeats(folded: FoldedFinding) -> str:
 
 def _next_steps(folded: FoldedFinding, rule: Rule) -> list[str]:
     steps = [f"kvscope rules {folded.first.reason}"] if rule is not _UNKNOWN_RULE else ["kvscope rules"]
-    if folded.action == "log" and rule.part != "kv_transfer":
+    if folded.action == "log" and rule is not _UNKNOWN_RULE and rule.part != "kv_transfer":
         steps.append(f'set "action": "raise" in {rule.part} to stop the engine at the first one')
     return steps

@@ -47,12 +47,11 @@ def _facts(facts: list[Fact], width: int, *, indent: int = 0, first: str = "") -
 
 
 def _draw_strip(strip: Strip, width: int) -> list[Line]:
-    head = f"blocks {strip.first_block}..{strip.last_block}".ljust(LABEL_WIDTH - 1) + " "
-    arrow = f"{' ' * (len(head) + 2 * strip.marked)}^ block {strip.block}"
-    legend = "   ".join(f"{symbol} {text}" for symbol, text in strip.legend)
     indent = " " * LABEL_WIDTH
+    arrow = f"{indent}{'  ' * strip.marked}^ block {strip.block}"
+    legend = "   ".join(f"{symbol} {text}" for symbol, text in strip.legend)
     return [
-        ("", head + " ".join(strip.symbols)),
+        ("", f"{'neighbours':{LABEL_WIDTH}}{' '.join(strip.symbols)}   {strip.first_block}..{strip.last_block}"),
         ("bad", arrow),
         *(("dim", line) for line in textwrap.wrap(legend, width, initial_indent=indent, subsequent_indent=indent)),
     ]
