@@ -154,14 +154,13 @@ def _look_at_host(found: Diagnosis) -> None:
         with stdout_to_stderr():
             plugin = importlib.import_module("kvscope.plugin")
             probe = getattr(plugin, "probe_seams", None)
-            reports = cast("list[SeamReport]", probe()) if probe is not None else None
+            found.seams = None if probe is None else [_seam(report) for report in cast("list[SeamReport]", probe())]
     except Exception as error:  # noqa: BLE001  the host is imported here, and can fail in any way
         found.problems.append(f"the seams could not be probed: {type(error).__name__}: {error}")
         return
-    if reports is None:
+    if found.seams is None:
         found.remarks.append("this version cannot probe the seams from outside; kv.enabled in a trace lists them")
         return
-    found.seams = [_seam(report) for report in reports]
     found.problems += [
         f"seam {seam.name} is refused ({seam.reason or 'no reason given'}): {seam.lost_without}"
         for seam in found.seams
