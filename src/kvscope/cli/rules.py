@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+
+if TYPE_CHECKING:
+    from kvscope.checks.rule import Rule
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -35,13 +39,13 @@ def command(
         show([*_overview(chosen), ("", ""), *next_command("kvscope", "rules", chosen[0].reason)])
 
 
-def _fields(rule: object) -> dict[str, object]:
+def _fields(rule: Rule) -> dict[str, object]:
     import msgspec
 
     return {name: value for name, value in msgspec.to_builtins(rule).items() if name not in {"rank", "reason"}}
 
 
-def _overview(rules: list) -> list[Line]:  # type: ignore[type-arg]  # the rule type is imported late, to start fast
+def _overview(rules: list[Rule]) -> list[Line]:
     from kvscope.checks.rule import CHECKS
 
     lines: list[Line] = []
@@ -54,7 +58,7 @@ def _overview(rules: list) -> list[Line]:  # type: ignore[type-arg]  # the rule 
     return lines
 
 
-def _in_full(rule) -> list[Line]:  # type: ignore[no-untyped-def]  # as above
+def _in_full(rule: Rule) -> list[Line]:
     kind = "one object against a rule that it must satisfy" if rule.invariant else "two independent objects"
     return [
         *wrapped(f"{rule.reason} ({rule.check}, {rule.severity}): {rule.title}", style="label"),

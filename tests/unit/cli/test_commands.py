@@ -43,7 +43,8 @@ def _foreign(plan: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def seams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What probing vLLM would say, without importing it."""
+    """What probing vLLM would say, without importing it and whether or not it is here."""
+    monkeypatch.setattr("kvscope.cli.doctor._version", {"vllm": "0.32.0"}.get)
     reports = [_seam("scheduler.schedule", "matched", None), _seam("worker.execute", "matched", "wrapped by x as well")]
     fake = SimpleNamespace(probe_seams=lambda: reports)
     monkeypatch.setitem(sys.modules, "kvscope.plugin", fake)  # type: ignore[arg-type]  # only probe_seams is called
