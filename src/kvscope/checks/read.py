@@ -80,13 +80,13 @@ def read_null_block(view: GroupView) -> Iterator[Finding]:
 def read_row_request_mismatch(view: GroupView) -> Iterator[Finding]:
     for row, index in _first_of_each_row(view.entries_differ):
         own = view.step.plan.request_ids[row]
-        needed = int(view.needed[row])
-        seen = view.tables[row, :needed]
+        first, needed = int(view.batch.first_visible[row]), int(view.needed[row])
+        seen = view.tables[row]
         for other in view.step.bindings.live:
             table = view.step.bindings.table(other, view.group_index)
             # A sequence that is longer or shorter by a few blocks is still the other request's row.
             shared = min(needed, len(table))
-            if other != own and shared > index and np.array_equal(seen[:shared], table[:shared]):
+            if other != own and shared > index and np.array_equal(seen[first:shared], table[first:shared]):
                 yield _entry_finding(view, row, index, other)
                 break
 

@@ -105,7 +105,12 @@ class Bindings:
         return view
 
     def holders(self, group_index: int, block_id: int) -> list[str]:
-        """Live requests whose table in this group has the block. Walks all tables: for findings, not for steps."""
+        """Live requests whose table in this group has the block; nobody has the null block, wherever it stands.
+
+        Walks all tables: for findings, not for steps.
+        """
+        if block_id == self.topology.null_block_id:
+            return []
         return [
             request_id
             for request_id, row in self._row_of.items()
