@@ -1,0 +1,214 @@
+"""What the rules about plans must find, worked out token by token and entry by entry from what the rules say.
+
+Written from the texts of the rules and from the order of precedence, without a look at how they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvscope.checks.finding import Finding
+from kvscope.facts.plans import Plan
+from unit.checks.worlds import NULL, World, blocks_for, first_visible
+
+PRECEDENCE = [
+    # outside cache
+    "write_outside_cache",
+    "read_outside_cache",
+    # null block
+    "null_block_write",
+    "read_null_block",
+    # foreign
+    "read_row_request_mismatch",
+    "write_foreign_block",
+    "read_foreign_block",
+    # two tokens in one place
+    "write_slot_collision",
+    # target or length
+    "write_position_mismatch",
+    "write_target_mismatch",
+    "read_target_mismatch",
+    "read_length_exceeds_declared",
+    "read_table_short",
+    "write_length_mismatch",
+    "write_padding_slot_enabled",
+]
+FATAL = ("write_outside_cache", "read_outside_cache")
+FILLED = ("group_id", "block_id", "slot", "token_index", "position")
+
+Found = dict[str, Any]
+
+
+def described(findings: list[Finding]) -> list[Found]:
+    """Findings as plain values, in an order that does not depend on how they were found."""
+    values = [{name: getattr(f, name) for name in f.__struct_fields__} for f in findings]
+    return sorted(values, key=lambda value: repr(sorted(value.items(), key=lambda item: item[0])))
+
+
+def reference(world: World, plan: Plan) -> list[Found]:
+    """Every finding that the plan must cause, as :func:`described` puts them."""
+    found: dict[tuple[Any, ...], list[Found]] = {}
+    row_wide = set()
+    for fact in _about_rows(world, plan):
+        row_wide.add((fact["reason"].startswith("read_"), fact["row"]))
+        found.setdefault((fact["reason"].startswith("read_"), fact["row"]), []).append(fact)
+    for index in range(len(world.groups)):
+        for fact in _about_group(world, plan, index):
+            row = (fact["reason"].startswith("read_"), fact["row"])
+            found.setdefault(row if row in row_wide else (*row, index), []).append(fact)
+    merged = []
+    for facts in found.values():
+        facts.sort(key=lambda fact: PRECEDENCE.index(fact["reason"]))
+        first = facts[0]
+        first["also"] = tuple(dict.fromkeys(f["reason"] for f in facts if f["reason"] != first["reason"]))
+        first["launch_fatal"] = any(f["launch_fatal"] for f in facts)
+        for name in FILLED:
+            first[name] = next((f[name] for f in facts if f[name] is not None), None)
+        merged.append(Finding(step=world.step_number, trace_id=f"t{world.step_number}", **first))
+    return described(merged)
+
+
+def _fact(reason: str, row: int | None, request_id: str | None, **fields: Any) -> Found:
+    empty: Found = dict.fromkeys(("other_request_id", "group_id", "token_index", "position", "block_id", "slot"))
+    fatal = {"launch_fatal": reason in FATAL}
+    return {"reason": reason, "row": row, "request_id": request_id, **empty, **fatal, **fields}
+
+
+def _rows(world: World, plan: Plan) -> Iterator[tuple[int, str, list[int]]]:
+    """``(row, request, its tokens)``."""
+    starts = plan.query_start.tolist()
+    for row, name in enumerate(plan.request_ids):
+        yield row, name, list(range(starts[row], starts[row + 1]))
+
+
+def _about_rows(world: World, plan: Plan) -> Iterator[Found]:
+    positions, seq_lens = plan.positions.tolist(), plan.seq_lens.tolist()
+    for row, name, tokens in _rows(world, plan):
+        request = world.live[name]
+        for offset, token in enumerate(tokens):
+            if positions[token] != request.computed + offset:
+                wrong = {"token_index": token, "position": positions[token], "actual": positions[token]}
+                yield _fact("write_position_mismatch", row, name, expected=request.computed + offset, **wrong)
+                break
+        if seq_lens[row] > request.declared:
+            yield _fact("read_length_exceeds_declared", row, name, expected=request.declared, actual=seq_lens[row])
+        if seq_lens[row] < request.declared:
+            yield _fact("write_length_mismatch", row, name, expected=request.declared, actual=seq_lens[row])
+
+
+def _about_group(world: World, plan: Plan, index: int) -> Iterator[Found]:
+    yield from _about_writes(world, plan, index)
+    for row, name, _ in _rows(world, plan):
+        yield from _about_table(world, plan, index, row, name)
+
+
+def _holder(world: World, index: int, block: int, *, but: str | None = None) -> str | None:
+    """The first live request that was told of the block, unless ``but`` was too. Nobody has the null block."""
+    holders = [name for name, request in world.live.items() if block in request.tables[index]]
+    return holders[0] if holders and but not in holders and block != NULL else None
+
+
+def _about_writes(world: World, plan: Plan, index: int) -> Iterator[Found]:
+    of, slots, positions = world.groups[index], plan.groups[index].slots.tolist(), plan.positions.tolist()
+    size, end = of.block_size, world.num_blocks * of.block_size
+    right: dict[int, int] = {}
+    row_of: dict[int, tuple[int, str]] = {}
+    for row, name, tokens in _rows(world, plan):
+        request = world.live[name]
+        for offset, token in enumerate(tokens):
+            position = request.computed + offset
+            right[token] = request.tables[index][position // size] * size + position % size
+            row_of[token] = (row, name)
+
+    def fact(reason: str, token: int, other: str | None = None) -> Found:
+        slot = slots[token]
+        return _fact(
+            reason,
+            *row_of[token],
+            other_request_id=other,
+            group_id=of.group_id,
+            token_index=token,
+            position=positions[token],
+            block_id=slot // size,
+            slot=slot,
+            expected=right[token],
+            actual=slot,
+        )
+
+    told: set[tuple[str, int]] = set()
+    for token in range(plan.num_tokens):
+        slot, (row, name) = slots[token], row_of[token]
+        outside = slot >= end or slot < -1
+        foreign = None
+        if slot != right[token] and not outside and slot != -1:
+            foreign = _holder(world, index, slot // size, but=name)
+        for reason, fits, other in (
+            ("write_outside_cache", outside, None),
+            ("null_block_write", slot // size == NULL, None),
+            ("write_foreign_block", foreign is not None, foreign),
+            ("write_target_mismatch", slot != right[token], None),
+        ):
+            if fits and (reason, row) not in told:
+                told.add((reason, row))
+                yield fact(reason, token, other)
+        for earlier in range(token):
+            if slots[earlier] == slot != -1:
+                culprit, other_token = (earlier, token) if slots[earlier] != right[earlier] else (token, earlier)
+                other_name = row_of[other_token][1]
+                yield fact("write_slot_collision", culprit, other_name if other_name != row_of[culprit][1] else None)
+    for token in range(plan.num_tokens, len(slots)):
+        if slots[token] != -1:
+            yield _fact(
+                "write_padding_slot_enabled",
+                None,
+                None,
+                other_request_id=_holder(world, index, slots[token] // size),
+                group_id=of.group_id,
+                token_index=token,
+                block_id=slots[token] // size,
+                slot=slots[token],
+                expected=-1,
+                actual=slots[token],
+                launch_fatal=slots[token] >= end or slots[token] < -1,
+            )
+            break
+
+
+def _about_table(world: World, plan: Plan, index: int, row: int, name: str) -> Iterator[Found]:
+    of, request = world.groups[index], world.live[name]
+    table, told = plan.groups[index].tables[row].tolist(), request.tables[index]
+    needed = blocks_for(request.declared, of.block_size)
+    visible = range(first_visible(of, request.computed), needed)
+
+    def fact(reason: str, logical: int, **fields: Any) -> Found:
+        block = table[logical]
+        values = {"expected": told[logical], "actual": block, **fields}
+        position = logical * of.block_size
+        return _fact(reason, row, name, group_id=of.group_id, position=position, block_id=block, **values)
+
+    differing = [logical for logical in visible if table[logical] != told[logical]]
+    for logical in visible:
+        if not 0 <= table[logical] < world.num_blocks:
+            yield fact("read_outside_cache", logical)
+            break
+    for logical in visible:
+        if table[logical] == NULL:
+            yield fact("read_null_block", logical)
+            break
+    for other, their in world.live.items():
+        theirs = their.tables[index]
+        both = [logical for logical in visible if logical < len(theirs)]
+        if other != name and differing and differing[0] in both and all(table[i] == theirs[i] for i in both):
+            yield fact("read_row_request_mismatch", differing[0], other_request_id=other)
+            break
+    for logical in differing:
+        holder = _holder(world, index, table[logical], but=name)
+        if holder is not None:
+            yield fact("read_foreign_block", logical, other_request_id=holder)
+            break
+    if differing:
+        yield fact("read_target_mismatch", differing[0])
+    have = int(plan.groups[index].table_blocks[row])
+    if have < needed:
+        yield fact("read_table_short", min(max(have, 0), needed - 1), expected=needed, actual=have)
