@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -28,7 +27,6 @@ from kvscope.errors import KvscopeError
 if TYPE_CHECKING:
     from kvscope.analysis.replay import Replay
     from kvscope.analysis.verdict import Verdict
-    from kvscope.testing.demo.traffic import Traffic
     from kvscope.testing.server import Server
 
 FAULT = "slot_foreign_block"
@@ -45,7 +43,7 @@ _LOAD = {
 _SERVER_DEADLINE_S, _TRAFFIC_DEADLINE_S, _STOP_DEADLINE_S, _FAULT_DEADLINE_S = 180, 120, 60, 180
 # A small pool, so that requests compete for blocks; and time for the engine's process to end its trace, because
 # vLLM's default kills it as soon as the server is told to stop.
-_SERVER_ARGUMENTS = ("--num-gpu-blocks-override", "48", "--shutdown-timeout", "20")
+_SERVER_ARGUMENTS = ("--num-gpu-blocks-override", "28", "--shutdown-timeout", "20")
 
 
 class DemoUnavailableError(KvscopeError):
@@ -53,7 +51,7 @@ class DemoUnavailableError(KvscopeError):
 
 
 class DemoFailedError(Exception):
-    """Something did not go as it should; the text says what, one line a problem."""
+    """Something did not go as it should. Each argument is a problem, which may bring the end of a log along."""
 
 
 def command(
@@ -70,7 +68,7 @@ def command(
         try:
             demo.run()
         except DemoFailedError as failure:
-            problems = str(failure).splitlines()
+            problems = [str(problem) for problem in failure.args]
     if as_json:
         show_json({**demo.document, "passed": not problems, "problems": problems, "seconds": demo.seconds})
     for problem in problems:
@@ -120,7 +118,7 @@ class Demo:
         problems = self._serve()
         problems += self._judge_healthy()
         if problems:
-            raise DemoFailedError("\n".join(problems))
+            raise DemoFailedError(*problems)
         self._inject()
         self._judge_fault()
         self.seconds["total"] = monotonic() - began
@@ -131,8 +129,8 @@ class Demo:
     def _serve(self) -> list[str]:
         from kvscope.testing.server import ServerFailedError, free_port, start_server
 
-        on = {"enabled": True, "action": "raise"}
-        config = {
+        on: dict[str, object] = {"enabled": True, "action": "raise"}
+        config: dict[str, dict[str, object]] = {
             "kv_trace": on,
             "kv_guard_config": on,
             "kv_monitor": {"enabled": True, "port": free_port()},
@@ -141,14 +139,11 @@ class Demo:
         }
         title = "A real server, with kvscope switched on"
         text = (
-            f"vLLM's own OpenAI server starts with a tiny random model ({self.runner.value.upper()} runner). One "
-            "option switches kvscope on; vLLM itself is not changed. Under action raise, a single finding would stop "
-            "this server."
+            f"vLLM's own server starts with a tiny model ({self.runner.value.upper()} runner). One option switches "
+            "kvscope on; vLLM is not changed. Under action raise, a single finding stops the server."
         )
         with self._stage("server start", title, text):
-            self._say([("dim", "$ vllm serve MODEL --additional-config '{")])
-            self._say([("dim", f"    {json.dumps(key)}: {_abridged(value)}") for key, value in config.items()])
-            self._say([("dim", "  }'")])
+            self._say([("dim", "$ vllm serve MODEL --additional-config '{"), *_settings(config), ("dim", "  }'")])
             with self._waiting("vLLM starts"):
                 try:
                     server = start_server(
@@ -176,21 +171,26 @@ class Demo:
         self._say(facts([("checks", f"{len(enabled['checks_active'])} reasons can be found in this version")]))
 
     def _send(self, server: Server) -> list[str]:
-        from kvscope.testing.demo.traffic import SYSTEM_PROMPTS, send
+        from kvscope.testing.demo.traffic import SYSTEM_PROMPTS, preemptions, send
 
         load = _LOAD[self.runner]
         text = (
             f"{load['requests']} completions over HTTP, {load['at_once']} at a time, with {len(SYSTEM_PROMPTS)} shared "
-            "system prompts: cache blocks are shared, freed and handed out again all the time, which is where a wrong "
-            "block would slip in."
+            "system prompts and a small cache: blocks are shared, freed, taken away and handed out again all the time, "
+            "which is when a wrong one can slip in."
         )
         with self._stage("traffic", "Traffic", text), self._waiting("completions", load["requests"]) as advance:
             traffic = send(server, **load, deadline_s=_TRAFFIC_DEADLINE_S, on_answer=advance)
+        problems = traffic.mistakes()
+        if not problems:
+            traffic.preemptions = preemptions(server)
         self.document["traffic"] = traffic
         self._say(facts([("answered", f"{traffic.completed} of {traffic.sent} in {traffic.seconds:.1f} s")]))
         cached = f"{traffic.cached_tokens:,} of {traffic.prompt_tokens:,} prompt tokens came from the prefix cache"
         self._say(facts([("tokens", f"{traffic.completion_tokens:,} generated; {cached}")]))
-        return list(_mistakes_of(traffic))
+        if traffic.preemptions:
+            self._say(facts([("preempted", f"{traffic.preemptions} times a request lost its blocks to another")]))
+        return problems
 
     def _stop(self, server: Server) -> list[str]:
         text = "SIGTERM, as an orchestrator sends it: an observer must not keep a server from ending well."
@@ -201,21 +201,29 @@ class Demo:
         return [] if code == 0 else [f"vllm serve ended with exit code {code} instead of 0"]
 
     def _judge_healthy(self) -> list[str]:
+        from kvscope.analysis.summary import summarize
+
         text = (
-            "info says what was recorded and what recording cost (own time: kvscope's share of each step). check "
-            "replays the records through the rules that judged them live. No verdict comes without its coverage: how "
-            "many of the scheduled rows were really looked at."
+            "info says what was recorded, and what of each step was kvscope's own time. check replays the records "
+            "through the same rules, and says how many of the scheduled rows were looked at: without that, a verdict "
+            "is worth nothing."
         )
         with self._stage("healthy check", "What the healthy run left behind", text):
             info = self._kvscope("info", self.healthy)
+            self._say([("", "")])
             shown_code = self._kvscope("check", self.healthy)
             replay, verdict = _judged(self.healthy)
+        own_ns = summarize(replay).own_ns_per_step
+        self.document["healthy"] = {
+            "verdict": verdict.word, "coverage": verdict.coverage_line, "own_ns_per_step": own_ns,
+        }  # fmt: skip
         processes = {log.process for log in replay.trace.logs}
-        self.document["healthy"] = {"verdict": verdict.word, "coverage": verdict.coverage_line}
         problems = [f"the healthy run holds {entry.first.reason}" for entry in verdict.findings]
         problems += [f"the healthy run is {verdict.word}: {reason}" for reason in verdict.reasons]
         if not {"frontend", "engine", "worker"} <= processes:
             problems.append(f"only {', '.join(sorted(processes))} wrote a trace")
+        if own_ns is None:
+            problems.append("kvscope's own time was not recorded")
         if info or shown_code != verdict.exit_code:
             problems.append(f"kvscope info and kvscope check ended with {info} and {shown_code}")
         return problems
@@ -223,22 +231,25 @@ class Demo:
     # The fault ------------------------------------------------------------------------------------------------------
 
     def _inject(self) -> None:
-        from kvscope.testing.demo.fault import INJECTED
+        from kvscope.testing.demo.fault import FaultRunFailedError, run_apart
         from kvscope.testing.faults import FAULTS
 
         text = (
-            "A second real engine, and one number changed behind the scheduler's back. "
-            f"{FAULTS[FAULT].summary} The other request would then read a foreign key and value as its own. Action "
-            "log: the finding is recorded and the engine goes on."
+            f"A second real engine, and one wrong number in one step. {FAULTS[FAULT].summary} Nothing crashes then: "
+            "an answer is only wrong. Under action log, the finding is recorded and the engine goes on."
         )
         with self._stage("injected fault", "A fault, put in on purpose", text):
-            with self._waiting("an engine runs with the fault"):
-                _run_apart(
-                    [sys.executable, "-m", "kvscope.testing.demo.fault", "--runner", self.runner.value]
-                    + ["--fault", FAULT, "--dir", str(self.faulty)],
-                    self.folder / "fault.log",
-                )
-            injected = json.loads((self.faulty / INJECTED).read_text(encoding="utf-8"))
+            try:
+                with self._waiting("an engine runs with the fault"):
+                    injected = run_apart(
+                        self.runner.value,
+                        FAULT,
+                        self.faulty,
+                        self.folder / "fault.log",
+                        deadline_s=_FAULT_DEADLINE_S,
+                    )
+            except FaultRunFailedError as error:
+                raise DemoFailedError(str(error)) from error
         self.document["fault"] = injected
         if injected["what"] is None:
             raise DemoFailedError(f"the fault {FAULT} found no occasion")
@@ -246,10 +257,11 @@ class Demo:
         instead = f"slot {what['slot']} (block {what['block_id']}) instead of slot {what['expected_slot']}"
         where = f"step {injected['step']}, request {what['request_id']}, position {what['position']}: "
         self._say(facts([("injected", f"{where}{instead} (block {what['expected_block_id']})")]))
-        self._say(facts([("vLLM", "noticed nothing: no error, and the engine went on to its end")]))
+        self._say(facts([("vLLM", "noticed nothing: no error, and the next steps ran as usual")]))
 
     def _judge_fault(self) -> None:
         injected = self.document["fault"]
+        self._say([("", "")])
         code = self._kvscope("check", self.faulty)
         _, verdict = _judged(self.faulty)
         problems = [f"the fault {FAULT}: {mistake}" for mistake in injected["mistakes"]]
@@ -257,7 +269,7 @@ class Demo:
         if code != 1:
             problems.append(f"kvscope check ended with {code} on the trace with the fault, instead of 1")
         if problems:
-            raise DemoFailedError("\n".join(problems))
+            raise DemoFailedError(*problems)
         self._say([("", "")])
         self._say(facts([("exit code", "1, which means findings, and is what this trace must give")]))
         same = f"as {injected['what']['expected']}, at the request, block, slot and step where it was put in"
@@ -300,9 +312,9 @@ class Demo:
         from kvscope.cli.app import INTERRUPTED, run
 
         arguments = [verb, shown(path)]
-        self._say([("", ""), ("dim", f"$ kvscope {' '.join(arguments)}")])
+        self._say([("dim", f"$ kvscope {' '.join(arguments)}")])
         if self._quiet:
-            with contextlib.redirect_stdout(None):
+            with contextlib.redirect_stdout(io.StringIO()):
                 code = run([*arguments, "--json"])
         else:
             code = run(arguments)
@@ -333,15 +345,9 @@ def mistakes_of_replay(injected: dict[str, Any], verdict: Verdict) -> list[str]:
     firsts = [entry.first for entry in verdict.findings]
     found = [(f.reason, f.request_id, f.block_id, f.slot, f.step) for f in firsts]
     problems = [] if expected in found else [f"injected was {expected}, but the replay found {found or 'nothing'}"]
-    return problems + [] if verdict.agree else [*problems, "live and replay do not agree on the findings"]
-
-
-def _mistakes_of(traffic: Traffic) -> Iterator[str]:
-    yield from dict.fromkeys(f"a completion failed: {failure}" for failure in traffic.failures[:3])
-    if traffic.completed < traffic.sent:
-        yield f"only {traffic.completed} of {traffic.sent} completions came back"
-    elif not traffic.cached_tokens:
-        yield "no prompt token came from the prefix cache, although the prompts share their beginnings"
+    if not verdict.agree:
+        problems.append("live and replay do not agree on the findings")
+    return problems
 
 
 def _judged(path: Path) -> tuple[Replay, Verdict]:
@@ -364,29 +370,11 @@ def _first_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _run_apart(arguments: list[str], log: Path) -> None:
-    """Run a process to its end, its output in `log`; it does not outlive this one."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(_FAULT_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            raise DemoFailedError(f"the engine with the fault did not end in {_FAULT_DEADLINE_S} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if code != 0:
-        raise DemoFailedError(f"the engine with the fault ended with exit code {code}; its log is {shown(log)}")
-
-
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """What asks this process to end, ends the server as well: as Ctrl-C does."""
 
-    def interrupt(number: int, frame: object) -> NoReturn:
+    def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -401,5 +389,10 @@ def _paragraph(text: str) -> list[Line]:
     return [(style, line.strip()) for style, line in wrapped(text)]
 
 
-def _abridged(value: dict[str, object]) -> str:
-    return json.dumps({key: shown(Path(v)) if key == "dir" else v for key, v in value.items()})
+def _settings(config: dict[str, dict[str, object]]) -> list[Line]:
+    """The configuration, one key a line, as it can be typed."""
+    lines = [
+        f"    {json.dumps(key)}: {json.dumps({k: shown(Path(str(v))) if k == 'dir' else v for k, v in fields.items()})}"
+        for key, fields in config.items()
+    ]
+    return [("dim", line) for line in [*(f"{line}," for line in lines[:-1]), lines[-1]]]

@@ -1,0 +1,96 @@
+"""One engine with one injected fault, in a process of its own that leaves a trace behind.
+
+    python -m kvscope.testing.demo.fault --runner v1 --fault slot_foreign_block --dir OUT
+
+The engine runs under action `log`, so that the step with the fault and those after it stand in the trace. The trace
+goes to `OUT/<run_id>/`; `OUT/injected.json` says what was really done and what is wrong with the findings about it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvscope.testing.engine import Runner, apply_environment, running
+from kvscope.testing.faults import FAULTS, SETTINGS, arm, workload
+from kvscope.testing.live import LiveTrace, findings_in, steps_in
+from kvscope.testing.selftest import mistakes_in
+
+INJECTED = "injected.json"
+_AFTER_STEPS = 6
+
+
+class FaultRunFailedError(RuntimeError):
+    """The process with the fault did not end well. Carries the end of its log."""
+
+
+def run_apart(runner: Runner, name: str, directory: Path, log: Path, *, deadline_s: float) -> dict[str, Any]:
+    """`run` in a process of its own, its output in `log`, its result in `injected.json`. It does not outlive this one.
+
+    Raises FaultRunFailedError if it ends with anything but 0 or has not ended after `deadline_s`.
+    """
+    arguments = [sys.executable, "-m", __name__, "--runner", runner, "--fault", name, "--dir", str(directory)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        code = process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        raise FaultRunFailedError(f"the engine with the fault did not end in {deadline_s:.0f} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if code != 0:
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
+        raise FaultRunFailedError(f"the engine with the fault ended with exit code {code}\n{tail}")
+    report: dict[str, Any] = json.loads((directory / INJECTED).read_text(encoding="utf-8"))
+    return report
+
+
+def run(runner: Runner, name: str, directory: Path) -> dict[str, Any]:
+    """Inject the fault once, and return what is written into `injected.json`.
+
+    `what` is `Injection.what` (None: the fault found no occasion), `step` the number of the step in the trace that it
+    hit, `found` the reasons that the live engine recorded, `mistakes` what `selftest.mistakes_in` says about them.
+    """
+    apply_environment(runner)
+    part = {"enabled": True, "action": "log"}
+    config = {"kv_trace": part, "kv_guard_config": part, "kv_output": {"dir": str(directory), "log": "off"}}
+    with running(additional_config=config, **SETTINGS) as llm:
+        trace = LiveTrace(llm)
+        with arm(name, after_steps=_AFTER_STEPS) as injection:
+            workload(llm, until=lambda: injection.fired)
+        records = trace.records()
+    findings, steps, what = findings_in(records), steps_in(records), injection.what
+    number = int(what["step"]) if what is not None else 0
+    return {
+        "fault": name,
+        "summary": FAULTS[name].summary,
+        "what": what,
+        "step": steps[number - 1] if 0 < number <= len(steps) else None,
+        "found": [finding.reason for finding in findings],
+        "mistakes": mistakes_in(FAULTS[name], what, findings, steps),
+    }
+
+
+def main() -> None:
+    """The command line above."""
+    parser = argparse.ArgumentParser(description="Run an engine with one injected fault, and keep its trace.")
+    parser.add_argument("--runner", choices=("v1", "v2"), default="v1")
+    parser.add_argument("--fault", choices=sorted(FAULTS), required=True)
+    parser.add_argument("--dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    report = run(arguments.runner, arguments.fault, arguments.dir.absolute())
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    (arguments.dir / INJECTED).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
