@@ -73,7 +73,8 @@ def bind_block_out_of_range(view: BindView) -> Iterator[Finding]:
     rank=r.TARGET,
     title="the scheduler gives one request the same block twice",
     fires="A block that is handed over in this step stands at two visible indices of the request's table in one group.",
-    silent="The null block; entries before the attention window, whose blocks may come back to the same request.",
+    silent="The null block; entries before the attention window, whose blocks may come back to the same request; "
+    "requests whose table is not known from its start.",
     sources=("the scheduler's declaration", "the rule that a block holds one logical index"),
     invariant=True,
     proves_not="That both indices are read or written in this step.",
@@ -81,6 +82,8 @@ def bind_block_out_of_range(view: BindView) -> Iterator[Finding]:
 def bind_duplicate_block(view: BindView) -> Iterator[Finding]:
     null = view.bindings.topology.null_block_id
     for request_id, delta in view.deltas():
+        if request_id in view.bindings.partial:
+            continue
         row = view.bindings.rows_of([request_id])
         for group_index, block_ids in enumerate(delta):
             group = view.bindings.topology.groups[group_index]
@@ -98,6 +101,8 @@ def bind_duplicate_block(view: BindView) -> Iterator[Finding]:
 
 def _duplicate(visible: Int32, appended: int, null: int) -> tuple[int, int] | None:
     """``(index, earlier index)`` of the first appended entry that stands in ``visible`` before it, else None."""
+    if not visible.size:  # a table that ends before the window begins: bind_block_shortfall
+        return None
     first_new = max(len(visible) - appended, 0)
     if appended == 1:
         last = int(visible[-1])

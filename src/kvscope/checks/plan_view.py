@@ -63,10 +63,17 @@ class StepView:
 
     @cached_property
     def token_row(self) -> npt.NDArray[np.intp]:
-        """``intp [num_tokens]``: the row of each token."""
+        """``intp [num_tokens]``: the row of each token. Where the offsets do not cover the tokens once and in order, a
+        token is its row's from whose offset on it lies, the first or the last one's where there is none.
+        """
+        count = self.plan.num_tokens
         if self.single:
-            return np.arange(self.plan.num_tokens)
-        return np.repeat(np.arange(len(self.rows)), np.maximum(self.query_lens, 0))[: self.plan.num_tokens]
+            return np.arange(count)
+        rows = np.repeat(np.arange(len(self.rows)), np.maximum(self.query_lens, 0))
+        if rows.size != count:
+            ends = np.maximum.accumulate(self.plan.query_start[1:])
+            rows = np.minimum(np.searchsorted(ends, np.arange(count), side="right"), len(self.rows) - 1)
+        return rows
 
     @property
     def basis(self) -> Int64:
