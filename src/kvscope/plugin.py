@@ -48,7 +48,7 @@ class PluginHub:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._table = seam_table(self)
+        self.table = seam_table(self)
         self._runs: dict[tuple[int, str], Run] = {}
         self._frontend_run: Run | None = None
 
@@ -136,6 +136,12 @@ class PluginHub:
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
 
+    def close_engine(self, core: Any) -> None:
+        """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""
+        observer = getattr(getattr(core, "scheduler", None), OBSERVER, None)
+        if observer is not None:
+            observer.on_shutdown()
+
     def _enabled(self, vllm_config: Any) -> Config | None:
         config = configuration.parse(vllm_config.additional_config)
         if config.any_enabled:
@@ -161,7 +167,7 @@ class PluginHub:
         return self._runs.get((os.getpid(), run_id_of(vllm_config)))
 
     def _install(self, role: Role, *, load: bool = False) -> None:
-        for seam in self._table:
+        for seam in self.table:
             if seam.role == role:
                 self.ledger.install(seam, load=load)
 
@@ -189,7 +195,7 @@ class SeamReport(NamedTuple):
 
 def probe_seams() -> list[SeamReport]:
     """Hold every seam against the installed vLLM, wrapping nothing. Imports the host's modules."""
-    return [_probed(seam) for seam in HUB._table]
+    return [_probed(seam) for seam in HUB.table]
 
 
 def _probed(seam: Seam) -> SeamReport:

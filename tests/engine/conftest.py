@@ -1,11 +1,14 @@
 """Fixtures around real engines. One process runs one model runner, named on the command line: `--runner v1|v2`."""
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvscope.plugin import HUB
 from kvscope.testing import engine
 
 
@@ -27,3 +30,38 @@ def plain_llm(runner: engine.Runner) -> Iterator[Any]:
     """An engine in this process with kvscope's switches off, shared by all tests that do not change its settings."""
     with engine.running() as llm:
         yield llm
+
+
+_CELLS: list[str] = []
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest, runner: engine.Runner) -> Callable[[str], None]:
+    """Note what one run of a real engine came to; the lines are printed at the end."""
+
+    def note(text: str) -> None:
+        _CELLS.append(f"cell {runner} {request.node.name}: {text}")
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _CELLS:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_source_is_untouched() -> Iterator[None]:
+    """Wrapping is done in memory: the wrapped source files hash the same before and after."""
+    before = _hashes()
+    yield
+    assert _hashes() == before
+
+
+def _hashes() -> dict[str, str]:
+    import vllm
+
+    root = Path(vllm.__file__).parent
+    files = {root.parent.joinpath(*seam.module.split(".")).with_suffix(".py") for seam in HUB.table}
+    assert files
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}

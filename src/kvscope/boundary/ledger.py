@@ -160,7 +160,9 @@ class Ledger:
         try:
             owner, original = seam.resolve(load=load or not seam.when_loaded)
         except LookupError as reason:
-            self.absent[seam.name] = str(reason)
+            # A bootstrap seam whose module is not loaded belongs to another kind of process: nothing is lost here.
+            if load or not seam.when_loaded:
+                self.absent[seam.name] = str(reason)
             return False
         hook = self.hooks.setdefault(seam.name, Hook(seam.name))
         wrapper = seam.wrap(original, hook)

@@ -113,10 +113,11 @@ def _engine(hub: Hub) -> tuple[Seam, ...]:
             needs=("scheduler_output", "model_runner_output"),
         ),
         Seam(
-            "scheduler.shutdown",
-            "vllm.v1.core.sched.scheduler:Scheduler.shutdown",
+            "engine.shutdown",
+            "vllm.v1.engine.core:EngineCore.shutdown",
             "engine",
-            around(before=worker.before_shutdown, fails=False),
+            # Ahead of everything else: stopping the workers alone may outlast what EngineCore is given to end.
+            creation(before=lambda core, args, kwargs: hub.close_engine(core)),
             fact="the end of the run",
             lost="the last kv.coverage of EngineCore",
         ),

@@ -44,9 +44,12 @@ class EngineJudge:
         self._bindings.apply(requests)
         if declaration.is_empty:
             run.coverage.empty_steps += 1
-            return
-        run.coverage.steps += 1
-        run.coverage.rows_scheduled += len(requests.scheduled) * self._judged_groups
+            # Its word on who finished or was preempted is needed to replay the steps that follow.
+            if not (requests.finished or requests.preempted):
+                return
+        else:
+            run.coverage.steps += 1
+            run.coverage.rows_scheduled += len(requests.scheduled) * self._judged_groups
         run.stream.put(
             "bind",
             declaration,

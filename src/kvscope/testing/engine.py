@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvscope.plugin import register
 from kvscope.testing import models
 from kvscope.testing.environment import Runner, apply_environment, cache_directory, environment
 from kvscope.testing.server import Server, ServerFailedError, serving, start_server
@@ -67,6 +68,9 @@ def start(
         raise RuntimeError("call apply_environment before starting an engine")
     import vllm.envs
     from vllm import LLM
+
+    # vLLM loads plugins once a process, and an engine with everything off has kvscope remove what it had wrapped.
+    register()
 
     # The first engine in a process freezes what vLLM reads from the environment; the next may want another layout.
     vllm.envs.disable_envs_cache()
