@@ -1,0 +1,140 @@
+"""The front end's admission, a worker's door, and what a step gives back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope.boundary import frontend, results, worker
+from kvscope.boundary.results import read_result
+from kvscope.boundary.scheduler import DECLARATION, UNOBSERVED, received_requests
+from kvscope.facts.requests import Admission, StepResult
+from unit.boundary.fakes import Told
+from unit.checks.scenes import declare
+
+messages = pytest.importorskip("unit.boundary.messages")
+
+
+# Admission ------------------------------------------------------------------------------------------------------------
+
+
+def admitted(*args: Any, **kwargs: Any) -> Admission:
+    observer = Told()
+    frontend.after_add_request(observer, None, args, kwargs, None)
+    ((name, (admission,)),) = observer.calls
+    assert name == "on_admission"
+    return admission  # type: ignore[no-any-return]  # the observer notes what it is told
+
+
+def test_an_admission_joins_the_clients_id_with_the_engines() -> None:
+    request = SimpleNamespace(request_id="chat-1-a8", external_req_id="chat-1")
+    expected = Admission(client_request_id="chat-1", request_id="chat-1-a8", child_index=0)
+    assert admitted(request, None, None, 0, None) == expected
+    assert admitted(request=request, prompt=None) == expected
+    assert admitted(request, None) == expected
+
+
+def test_the_samples_of_one_request_are_told_apart() -> None:
+    request = SimpleNamespace(request_id="2_chat-1", external_req_id="chat-1")
+    assert admitted(request, None, object(), 2, None).child_index == 2
+    assert admitted(request, None, request_index=2).child_index == 2
+
+
+def test_a_request_without_a_clients_id_is_known_by_its_own() -> None:
+    request = SimpleNamespace(request_id="r", external_req_id=None)
+    assert admitted(request, None).client_request_id == "r"
+
+
+# The worker's door ----------------------------------------------------------------------------------------------------
+
+
+def entered(output: Any, *, by_name: bool = False) -> Told:
+    observer = Told()
+    args, kwargs = ((), {"scheduler_output": output}) if by_name else ((output,), {})
+    worker.before_execute(observer, None, args, kwargs)
+    return observer
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_message_with_its_declaration_comes_in(by_name: bool) -> None:
+    output, declaration = messages.scheduler_output(), declare(1)
+    setattr(output, DECLARATION, declaration)
+    observer = entered(output, by_name=by_name)
+    assert observer.calls == [("on_input", (declaration, received_requests(output)))]
+
+
+def test_a_message_without_a_declaration_is_told_apart_from_one_that_our_hook_missed() -> None:
+    output = messages.scheduler_output()
+    assert entered(output).names == ["on_input_without_declaration"]
+    setattr(output, DECLARATION, UNOBSERVED)
+    assert entered(output).names == ["on_input_unobserved"]
+
+
+def test_a_launch_is_told_with_its_result_if_there_is_one() -> None:
+    observer = Told()
+    worker.after_execute(observer, None, (), {}, None)
+    assert observer.names == ["on_launched"]
+    worker.after_execute(observer, None, (), {}, SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]]))
+    assert observer.calls[1:] == [
+        ("on_launched", ()),
+        ("on_result", (StepResult(request_ids=("a",), sampled_tokens=(1,)),)),
+    ]
+
+
+def test_what_was_sampled_is_told_if_there_is_something() -> None:
+    observer = Told()
+    worker.after_sample(observer, None, (), {}, None)
+    assert observer.calls == []
+    worker.after_sample(observer, None, (), {}, SimpleNamespace(req_ids=["a"], sampled_token_ids=[]))
+    assert observer.calls == [("on_result", (StepResult(request_ids=("a",), sampled_tokens=(None,)),))]
+
+
+def test_the_end_is_told() -> None:
+    observer = Told()
+    worker.before_shutdown(observer, None, (), {})
+    assert observer.names == ["on_shutdown"]
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_result_has_its_requests_and_how_many_tokens_each_got() -> None:
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    output = ModelRunnerOutput(
+        req_ids=["a", "b"], req_id_to_index={"a": 0, "b": 1}, sampled_token_ids=[[5], [6, 7]], logprobs=None,
+        prompt_logprobs_dict={}, pooler_output=[],
+    )  # fmt: skip
+    assert read_result(output) == StepResult(request_ids=("a", "b"), sampled_tokens=(1, 2))
+
+
+@pytest.mark.parametrize("name", ["model_runner_output", "_model_runner_output"])
+def test_an_asynchronous_result_has_only_its_requests_yet(name: str) -> None:
+    inner = SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[5], [6]])
+    output = SimpleNamespace(**{name: inner})
+    assert read_result(output) == StepResult(request_ids=("a", "b"), sampled_tokens=(None, None))
+
+
+def test_a_result_of_no_step_has_nothing() -> None:
+    assert read_result(SimpleNamespace()) is None
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_result_is_told_beside_the_declaration_of_its_step(by_name: bool) -> None:
+    scheduled, output = messages.scheduler_output(), SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]])
+    declaration = declare(4)
+    setattr(scheduled, DECLARATION, declaration)
+    observer = Told()
+    args = () if by_name else (scheduled, output)
+    kwargs = {"scheduler_output": scheduled, "model_runner_output": output} if by_name else {}
+    results.before_update(observer, None, args, kwargs)
+    expected = StepResult(request_ids=("a",), sampled_tokens=(1,))
+    assert observer.calls == [("on_update", (declaration, expected))]
+
+
+def test_a_result_of_a_step_that_was_not_observed_is_told_too() -> None:
+    observer = Told()
+    results.before_update(observer, None, (messages.scheduler_output(), SimpleNamespace()), {})
+    assert observer.calls == [("on_update", (None, None))]
