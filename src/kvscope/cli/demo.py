@@ -60,7 +60,7 @@ def command(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show kvscope on a real server, and on an injected fault: exit 0 if all went as it should, else 1."""
-    if importlib.util.find_spec("vllm") is None:
+    if not _vllm_is_here():
         raise DemoUnavailableError("demo: needs vLLM, which is not installed here")
     demo = Demo(runner, fresh_folder(directory), quiet=as_json)
     problems: list[str] = []
@@ -69,6 +69,9 @@ def command(
             demo.run()
         except DemoFailedError as failure:
             problems = [str(problem) for problem in failure.args]
+        except KeyboardInterrupt:
+            sys.stderr.write("kvscope: demo interrupted; what it had started is stopped\n")
+            raise
     if as_json:
         show_json({**demo.document, "passed": not problems, "problems": problems, "seconds": demo.seconds})
     for problem in problems:
@@ -142,10 +145,11 @@ class Demo:
             f"vLLM's own server starts with a tiny model ({self.runner.value.upper()} runner). One option switches "
             "kvscope on; vLLM is not changed. Under action raise, a single finding stops the server."
         )
-        with self._stage("server start", title, text):
-            self._say([("dim", "$ vllm serve MODEL --additional-config '{"), *_settings(config), ("dim", "  }'")])
-            with self._waiting("vLLM starts"):
-                try:
+        server = None
+        try:
+            with self._stage("server start", title, text):
+                self._say([("dim", "$ vllm serve MODEL --additional-config '{"), *_settings(config), ("dim", "  }'")])
+                with self._waiting("vLLM starts"):
                     server = start_server(
                         self.folder / "server.log",
                         runner=self.runner.value,
@@ -153,22 +157,23 @@ class Demo:
                         arguments=_SERVER_ARGUMENTS,
                         deadline_s=_SERVER_DEADLINE_S,
                     )
-                except ServerFailedError as error:
-                    raise DemoFailedError(str(error)) from error
-        try:
             self._say_ready(server)
             problems = self._send(server)
             return problems + self._stop(server)
-        except BaseException:
-            server.stop(timeout=0)
+        except BaseException as error:
+            if server is not None:
+                server.stop(timeout=0)
+            if isinstance(error, ServerFailedError):
+                raise DemoFailedError(str(error)) from error
             raise
 
     def _say_ready(self, server: Server) -> None:
         enabled = _first_record(self.healthy)
         self.document["parts"] = enabled["parts"]
-        self._say(facts([("ready", f"after {self.seconds['server start']:.1f} s, {server.url}")]))
-        self._say(facts([("kv.enabled", ", ".join(f"{part} {state}" for part, state in enabled["parts"].items()))]))
-        self._say(facts([("checks", f"{len(enabled['checks_active'])} reasons can be found in this version")]))
+        ready = f"after {self.seconds['server start']:.1f} s, {server.url}"
+        parts = ", ".join(f"{part} {state}" for part, state in enabled["parts"].items())
+        checks = f"{len(enabled['checks_active'])} reasons can be found in this version"
+        self._say(facts([("ready", ready), ("kv.enabled", parts), ("checks", checks)]))
 
     def _send(self, server: Server) -> list[str]:
         from kvscope.testing.demo.traffic import SYSTEM_PROMPTS, preemptions, send
@@ -185,9 +190,10 @@ class Demo:
         if not problems:
             traffic.preemptions = preemptions(server)
         self.document["traffic"] = traffic
-        self._say(facts([("answered", f"{traffic.completed} of {traffic.sent} in {traffic.seconds:.1f} s")]))
+        answered = f"{traffic.completed} of {traffic.sent} in {traffic.seconds:.1f} s"
         cached = f"{traffic.cached_tokens:,} of {traffic.prompt_tokens:,} prompt tokens came from the prefix cache"
-        self._say(facts([("tokens", f"{traffic.completion_tokens:,} generated; {cached}")]))
+        tokens = f"{traffic.completion_tokens:,} generated; {cached}"
+        self._say(facts([("answered", answered), ("tokens", tokens)]))
         if traffic.preemptions:
             self._say(facts([("preempted", f"{traffic.preemptions} times a request lost its blocks to another")]))
         return problems
@@ -209,10 +215,10 @@ class Demo:
             "is worth nothing."
         )
         with self._stage("healthy check", "What the healthy run left behind", text):
-            info = self._kvscope("info", self.healthy)
+            codes = [self._kvscope("info", self.healthy)]
             self._say([("", "")])
-            shown_code = self._kvscope("check", self.healthy)
-            replay, verdict = _judged(self.healthy)
+            codes.append(self._kvscope("check", self.healthy))
+        replay, verdict = _judged(self.healthy)
         own_ns = summarize(replay).own_ns_per_step
         self.document["healthy"] = {
             "verdict": verdict.word, "coverage": verdict.coverage_line, "own_ns_per_step": own_ns,
@@ -224,8 +230,8 @@ class Demo:
             problems.append(f"only {', '.join(sorted(processes))} wrote a trace")
         if own_ns is None:
             problems.append("kvscope's own time was not recorded")
-        if info or shown_code != verdict.exit_code:
-            problems.append(f"kvscope info and kvscope check ended with {info} and {shown_code}")
+        if codes != [0, verdict.exit_code]:
+            problems.append(f"kvscope info and kvscope check ended with {codes[0]} and {codes[1]}")
         return problems
 
     # The fault ------------------------------------------------------------------------------------------------------
@@ -239,15 +245,10 @@ class Demo:
             "an answer is only wrong. Under action log, the finding is recorded and the engine goes on."
         )
         with self._stage("injected fault", "A fault, put in on purpose", text):
+            log = self.folder / "fault.log"
             try:
                 with self._waiting("an engine runs with the fault"):
-                    injected = run_apart(
-                        self.runner.value,
-                        FAULT,
-                        self.faulty,
-                        self.folder / "fault.log",
-                        deadline_s=_FAULT_DEADLINE_S,
-                    )
+                    injected = run_apart(self.runner.value, FAULT, self.faulty, log, deadline_s=_FAULT_DEADLINE_S)
             except FaultRunFailedError as error:
                 raise DemoFailedError(str(error)) from error
         self.document["fault"] = injected
@@ -256,29 +257,33 @@ class Demo:
         what = injected["what"]
         instead = f"slot {what['slot']} (block {what['block_id']}) instead of slot {what['expected_slot']}"
         where = f"step {injected['step']}, request {what['request_id']}, position {what['position']}: "
-        self._say(facts([("injected", f"{where}{instead} (block {what['expected_block_id']})")]))
-        self._say(facts([("vLLM", "noticed nothing: no error, and the next steps ran as usual")]))
+        done = f"{where}{instead} (block {what['expected_block_id']})"
+        self._say(facts([("injected", done), ("vLLM", "noticed nothing: no error, the next steps ran as usual")]))
 
     def _judge_fault(self) -> None:
+        from kvscope.testing.demo.fault import not_found
+
         injected = self.document["fault"]
         self._say([("", "")])
         code = self._kvscope("check", self.faulty)
         _, verdict = _judged(self.faulty)
         problems = [f"the fault {FAULT}: {mistake}" for mistake in injected["mistakes"]]
-        problems += mistakes_of_replay(injected, verdict)
+        problems += not_found(injected, [entry.first for entry in verdict.findings])
+        if not verdict.agree:
+            problems.append("live and replay do not agree on the findings")
         if code != 1:
             problems.append(f"kvscope check ended with {code} on the trace with the fault, instead of 1")
         if problems:
             raise DemoFailedError(*problems)
-        self._say([("", "")])
-        self._say(facts([("exit code", "1, which means findings, and is what this trace must give")]))
         same = f"as {injected['what']['expected']}, at the request, block, slot and step where it was put in"
-        self._say(facts([("found", same)]))
+        meant = "1, which means findings, and is what this trace must give"
+        self._say([("", ""), *facts([("exit code", meant), ("found", same)])])
 
     # How it is shown ------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        name = "kvscope" if shutil.which("kvscope") else shown(Path(sys.argv[0]).absolute())
+        called = Path(sys.argv[0])
+        name = shown(called.absolute()) if called.name == "kvscope" and not shutil.which("kvscope") else "kvscope"
         spent = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         self._say([("", ""), ("good", "Everything went as it should.")])
         self._say([*facts([("time", spent), ("kept in", shown(self.folder))]), ("", ""), ("label", "Next")])
@@ -338,16 +343,8 @@ class Demo:
             yield lambda: progress.advance(task)
 
 
-def mistakes_of_replay(injected: dict[str, Any], verdict: Verdict) -> list[str]:
-    """What the trace with the fault does not show as it was injected."""
-    what = injected["what"]
-    expected = (what["expected"], what["request_id"], what["block_id"], what["slot"], injected["step"])
-    firsts = [entry.first for entry in verdict.findings]
-    found = [(f.reason, f.request_id, f.block_id, f.slot, f.step) for f in firsts]
-    problems = [] if expected in found else [f"injected was {expected}, but the replay found {found or 'nothing'}"]
-    if not verdict.agree:
-        problems.append("live and replay do not agree on the findings")
-    return problems
+def _vllm_is_here() -> bool:
+    return importlib.util.find_spec("vllm") is not None
 
 
 def _judged(path: Path) -> tuple[Replay, Verdict]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvscope.checks.finding import Finding
 from kvscope.testing.engine import Runner, apply_environment, running
 from kvscope.testing.faults import FAULTS, SETTINGS, arm, workload
 from kvscope.testing.live import LiveTrace, findings_in, steps_in
@@ -78,6 +79,14 @@ def run(runner: Runner, name: str, directory: Path) -> dict[str, Any]:
         "found": [finding.reason for finding in findings],
         "mistakes": mistakes_in(FAULTS[name], what, findings, steps),
     }
+
+
+def not_found(report: dict[str, Any], findings: list[Finding]) -> list[str]:
+    """What is missing in findings that were made from the trace alone, without this process's knowledge."""
+    what = report["what"]
+    expected = (what["expected"], what["request_id"], what["block_id"], what["slot"], report["step"])
+    found = [(f.reason, f.request_id, f.block_id, f.slot, f.step) for f in findings]
+    return [] if expected in found else [f"injected was {expected}, but the replay found {found or 'nothing'}"]
 
 
 def main() -> None:
