@@ -49,6 +49,7 @@ def read_outside_cache(view: GroupView) -> Iterator[Finding]:
     for row, index in _first_of_each_row(outside & view.visible):
         finding = _entry_finding(view, row, index)
         finding.launch_fatal = True
+        finding.expected = f"0 to {view.step.bindings.topology.num_blocks - 1}"
         yield finding
 
 
@@ -65,7 +66,9 @@ def read_outside_cache(view: GroupView) -> Iterator[Finding]:
 def read_null_block(view: GroupView) -> Iterator[Finding]:
     null = view.tables == view.step.bindings.topology.null_block_id
     for row, index in _first_of_each_row(null & view.visible):
-        yield _entry_finding(view, row, index)
+        finding = _entry_finding(view, row, index)
+        finding.expected = "a block that somebody owns"
+        yield finding
 
 
 @rule(
@@ -81,14 +84,18 @@ def read_row_request_mismatch(view: GroupView) -> Iterator[Finding]:
     for row, index in _first_of_each_row(view.entries_differ):
         own = view.step.plan.request_ids[row]
         first, needed = int(view.batch.first_visible[row]), int(view.needed[row])
-        seen = view.tables[row]
-        for other in view.step.bindings.live:
-            table = view.step.bindings.table(other, view.group_index)
-            # A sequence that is longer or shorter by a few blocks is still the other request's row.
-            shared = min(needed, len(table))
-            if other != own and shared > index and np.array_equal(seen[first:shared], table[first:shared]):
-                yield _entry_finding(view, row, index, other)
+        # Whose row it is shows at its end: what stands in front may be a prefix that several requests share.
+        for last in range(needed - 1, index - 1, -1):
+            other = view.step.bindings.a_holder(view.group_index, int(view.tables[row, last]))
+            if other is not None:
                 break
+        else:
+            continue
+        table = view.step.bindings.table(other, view.group_index)
+        # A sequence that is longer or shorter by a few blocks is still the other request's row.
+        shared = min(needed, len(table))
+        if other != own and shared > index and np.array_equal(view.tables[row, first:shared], table[first:shared]):
+            yield _entry_finding(view, row, index, other)
 
 
 @rule(
@@ -104,9 +111,9 @@ def read_foreign_block(view: GroupView) -> Iterator[Finding]:
     for row in np.flatnonzero(view.entries_differ.any(axis=1)).tolist():
         own = view.step.plan.request_ids[row]
         for index in np.flatnonzero(view.entries_differ[row]).tolist():
-            holders = view.step.bindings.holders(view.group_index, int(view.tables[row, index]))
-            if holders and own not in holders:
-                yield _entry_finding(view, row, index, holders[0])
+            other = view.step.bindings.foreign_holder(view.group_index, int(view.tables[row, index]), own)
+            if other is not None:
+                yield _entry_finding(view, row, index, other)
                 break
 
 

@@ -60,7 +60,9 @@ def _outside(view: GroupView) -> Bool:
 )
 def write_outside_cache(view: GroupView) -> Iterator[Finding]:
     for row, token in _first_of_each_row(view.step, _outside(view)):
-        yield _token_finding(view, row, token, launch_fatal=True)
+        finding = _token_finding(view, row, token, launch_fatal=True)
+        finding.expected = f"0 to {view.end_slot - 1}"
+        yield finding
 
 
 @rule(
@@ -76,7 +78,9 @@ def write_outside_cache(view: GroupView) -> Iterator[Finding]:
 def null_block_write(view: GroupView) -> Iterator[Finding]:
     null = _blocks(view) == view.step.bindings.topology.null_block_id
     for row, token in _first_of_each_row(view.step, null):
-        yield _token_finding(view, row, token)
+        finding = _token_finding(view, row, token)
+        finding.expected = "a block that somebody owns"
+        yield finding
 
 
 @rule(
@@ -89,14 +93,20 @@ def null_block_write(view: GroupView) -> Iterator[Finding]:
     sources=(r.PLAN_SLOTS, r.DECLARATION),
 )
 def write_foreign_block(view: GroupView) -> Iterator[Finding]:
-    blocks = _blocks(view)
-    wrong = (view.slots != view.expected_slots) & ~_outside(view) & (view.slots != PAD_SLOT)
-    for token in np.flatnonzero(wrong).tolist():
+    wrong = np.flatnonzero((view.slots != view.expected_slots) & ~_outside(view) & (view.slots != PAD_SLOT))
+    # One token a row and block is enough to tell whose block it is.
+    pairs = view.step.token_row[wrong] * view.step.bindings.topology.num_blocks + _blocks(view)[wrong]
+    _, first = np.unique(pairs, return_index=True)
+    told: set[int] = set()
+    for token in wrong[np.sort(first)].tolist():
         row = int(view.step.token_row[token])
-        request_id = view.step.plan.request_ids[row]
-        holders = view.step.bindings.holders(view.group_index, int(blocks[token]))
-        if holders and request_id not in holders:
-            yield _token_finding(view, row, token, other_request_id=holders[0])
+        if row in told:
+            continue
+        block = int(view.slots[token]) // view.group.block_size
+        other = view.step.bindings.foreign_holder(view.group_index, block, view.step.plan.request_ids[row])
+        if other is not None:
+            told.add(row)
+            yield _token_finding(view, row, token, other_request_id=other)
 
 
 @rule(

@@ -36,6 +36,8 @@ class Bindings:
         self.computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self.seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self.version = 0
+        self._holders_version = -1
+        self._holders: dict[int, Int32] = {}
         self.partial: set[str] = set()
         self._row_of: dict[str, int] = {}
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
@@ -116,6 +118,33 @@ class Bindings:
             for request_id, row in self._row_of.items()
             if (self.tables[group_index][row, : self.lengths[group_index, row]] == block_id).any()
         ]
+
+    def a_holder(self, group_index: int, block_id: int) -> str | None:
+        """One live request whose table in this group has the block, None if nobody's has.
+
+        Answered from a map of all blocks that is made when tables have changed and something is asked: a step in which
+        many accesses are wrong must not walk all tables for each of them.
+        """
+        if self._holders_version != self.version:
+            self._holders_version = self.version
+            self._holders = {}
+        holders = self._holders.get(group_index)
+        if holders is None:
+            holders = self._holders[group_index] = np.full(self.topology.num_blocks, -1, np.int32)
+            for row in self._row_of.values():
+                blocks = self.tables[group_index][row, : self.lengths[group_index, row]]
+                holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = row
+        if not 0 <= block_id < holders.size or block_id == self.topology.null_block_id or holders[block_id] < 0:
+            return None
+        row = int(holders[block_id])
+        return next(request_id for request_id, held in self._row_of.items() if held == row)
+
+    def foreign_holder(self, group_index: int, block_id: int, request_id: str) -> str | None:
+        """Another live request that has the block while this one has not, None if there is none."""
+        holder = self.a_holder(group_index, block_id)
+        if holder is None or holder == request_id or (self.table(request_id, group_index) == block_id).any():
+            return None
+        return holder
 
     def ensure_width(self, group_index: int, width: int) -> None:
         """Make the group's table at least ``width`` entries wide, so that ``[:, :width]`` can be gathered."""

@@ -208,7 +208,8 @@ _ALL = [
         summary="A running request's number of computed tokens reaches the worker one too high.",
         expected="handover_request_mismatch",
         point="handover",
-        allowed_also=frozenset({"write_position_mismatch", "write_length_mismatch"}) | _WRONG_WRITE,
+        allowed_also=frozenset({"read_length_exceeds_declared", "write_position_mismatch", "write_length_mismatch"})
+        | _WRONG_WRITE,
     ),
     Fault(
         name="declaration_lost",

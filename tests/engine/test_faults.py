@@ -1,0 +1,191 @@
+"""Every injected fault is found with the right reason, request, group, block and step, under log and under raise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.errors import ViolationError
+from kvscope.testing import engine, selftest
+from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, workload
+from kvscope.testing.live import LiveTrace, findings_in
+
+from .test_healthy import switched_on
+from .traces import Trace
+
+CRASHING = [name for name, fault in FAULTS.items() if fault.crashes]
+QUIET = [name for name, fault in FAULTS.items() if not fault.crashes]
+AFTER_STEPS = 3
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    runner = metafunc.config.getoption("--runner")
+    if "quiet" in metafunc.fixturenames:
+        metafunc.parametrize("quiet", [name for name in QUIET if runner in FAULTS[name].runners])
+    if "fault" in metafunc.fixturenames:
+        metafunc.parametrize("fault", [name for name in FAULTS if runner in FAULTS[name].runners])
+
+
+def settings_for(name: str) -> dict[str, Any]:
+    return PREEMPTING if selftest.needs_preemption(name) else SETTINGS
+
+
+@pytest.fixture(scope="module")
+def observed(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", SETTINGS) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def observed_preempting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", PREEMPTING) as pair:
+        yield pair
+
+
+def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -> None:
+    llm, trace = observed
+    trace.mark()
+    rows = trace.run.coverage.rows
+    assert all(len(tokens) == 24 for tokens in workload(llm))
+    assert findings_in(trace.records()) == []
+    cell(f"control run: {trace.run.coverage.rows - rows} rows, 0 findings")
+
+
+def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
+    name = "observed_preempting" if selftest.needs_preemption(quiet) else "observed"
+    llm, trace = request.getfixturevalue(name)
+    outcome = selftest.inject(llm, trace, quiet)
+    assert outcome.injected
+    assert outcome.mistakes == []
+    # It was logged and the engine goes on: the next run is whole, and silent again.
+    trace.mark()
+    assert all(len(tokens) == 4 for tokens in workload(llm, max_tokens=4))
+    assert findings_in(trace.records()) == []
+
+
+def test_a_fault_stops_the_engine_under_raise(fault: str, tmp_path: Path) -> None:
+    config = switched_on(tmp_path, log="off")
+    with engine.running(additional_config=config, **settings_for(fault)) as llm:
+        trace = LiveTrace(llm)
+        dummy_every = 4 if FAULTS[fault].point == "dummy" else 0
+        with arm(fault, after_steps=AFTER_STEPS) as injection, pytest.raises(ViolationError) as stopped:
+            workload(llm, dummy_every=dummy_every)
+        assert injection.what is not None
+        records = trace.records()
+        assert not selftest.mistakes_in(FAULTS[fault], injection.what, findings_in(records), selftest.steps_in(records))
+        error = stopped.value
+        first = findings_in(records)[0]
+        assert (error.reason, error.request, error.group, error.block, error.step) == (
+            first.reason,
+            first.request_id,
+            first.group_id,
+            first.block_id,
+            first.step,
+        )
+        # It stays latched: no further step runs, and no output comes.
+        with pytest.raises(ViolationError):
+            llm.llm_engine.step()
+    found = Trace(tmp_path)
+    assert found.violations[0].action == "raise"
+    assert str(error).startswith(f"KV_GUARD reason={found.violations[0].reason} ")
+    incident = json.loads(found.incidents[0].read_bytes().splitlines()[-1])
+    assert incident["event"] == "kv.violation"
+    assert incident["reason"] == found.violations[0].reason
+
+
+_CRASH = """
+import sys
+from kvscope.testing.engine import apply_environment
+apply_environment(sys.argv[1])
+from kvscope.testing.engine import running
+from kvscope.testing.faults import SETTINGS, arm, workload
+part = {"enabled": True, "action": "log"}
+config = {"kv_trace": part, "kv_guard_config": part, "kv_output": {"dir": sys.argv[3]}}
+with running(additional_config=config, **SETTINGS) as llm, arm(sys.argv[2], after_steps=3):
+    workload(llm)
+print("survived")
+"""
+
+
+@pytest.mark.parametrize("name", CRASHING)
+def test_under_log_the_finding_is_on_disk_before_the_crash(name: str, runner: engine.Runner, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CRASH, runner, name, str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode < 0, f"it should have crashed: {process.stdout[-500:]} {process.stderr[-500:]}"
+    violations = Trace(tmp_path).violations
+    assert violations[0].reason == FAULTS[name].expected
+    assert violations[0].action == "log"
+    assert violations[0].launch_fatal is True
+    assert [line for line in process.stdout.splitlines() if "KV_GUARD {" in line and FAULTS[name].expected in line]
+
+
+def test_with_everything_off_no_fault_is_noticed(
+    runner: engine.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fired = []
+    with engine.running(**SETTINGS) as llm:
+        for name in QUIET:
+            # Without kvscope nothing is attached that could be lost on the way, and nothing is preempted here.
+            if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
+                with arm(name, after_steps=AFTER_STEPS) as injection:
+                    dummy_every = 4 if FAULTS[name].point == "dummy" else 0
+                    workload(llm, until=lambda: injection.fired, dummy_every=dummy_every)  # noqa: B023 - called at once
+                fired.append(injection.fired)
+    assert all(fired)
+    assert len(fired) >= 20
+    assert list(tmp_path.iterdir()) == []
+    captured = capfd.readouterr()
+    assert "KV_GUARD" not in captured.out + captured.err
+
+
+def _stopped_engine(name: str, tmp_path: Path, rank: int | None, **settings: Any) -> dict[str, Any]:
+    """Run the workload on an engine in processes of its own until the fault stops it; what was injected."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    report = tmp_path / "injected.json"
+    config = switched_on(tmp_path / "out")
+    config["kvscope_fault"] = {"name": name, "rank": rank, "after_steps": AFTER_STEPS, "report": str(report)}
+    with engine.running(additional_config=config, in_process=False, **settings) as llm, pytest.raises(EngineDeadError):
+        workload(llm)
+    injected: dict[str, Any] = json.loads(report.read_text())
+    return injected
+
+
+@pytest.mark.multiprocess
+def test_a_fault_stops_an_engine_in_processes_of_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], cell: Any
+) -> None:
+    injected = _stopped_engine("slot_foreign_block", tmp_path, None, **SETTINGS)
+    trace = Trace(tmp_path / "out")
+    assert [record.reason for record in trace.violations] == ["write_foreign_block"]
+    assert trace.violations[0].request_id == injected["request_id"]
+    assert trace.violations[0].slot == injected["slot"]
+    assert trace.incidents
+    # Rule, request, group, block and step stand in EngineCore's own log.
+    captured = capfd.readouterr()
+    lines = [line for line in (captured.out + captured.err).splitlines() if "ERROR" in line and "EngineCore" in line]
+    wanted = f"reason=write_foreign_block check=C3 action=raise request={injected['request_id']} group=0 block="
+    assert any(wanted in line for line in lines)
+    cell("multi-process, raise: write_foreign_block stopped the engine")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("name", "reason"), [("slot_plus_one", "write_target_mismatch"), ("slot_outside_cache", "write_outside_cache")]
+)
+def test_a_fault_on_tensor_parallel_rank_1_alone_stops_the_engine(
+    name: str, reason: str, tmp_path: Path, cell: Any
+) -> None:
+    injected = _stopped_engine(name, tmp_path, 1, tensor_parallel_size=2, **SETTINGS)
+    assert injected["rank"] == 1
+    trace = Trace(tmp_path / "out")
+    assert [(record.reason, record.tp_rank) for record in trace.violations] == [(reason, 1)]
+    assert trace.violations[0].slot == injected["slot"]
+    cell(f"tensor-parallel 2, raise: {reason} on rank 1 alone stopped the engine")
