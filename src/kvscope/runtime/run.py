@@ -69,6 +69,7 @@ class Run:
         self.pending: list[Finding] = []
         self.unjudged_cause: str | None = None
         self.is_open = False
+        self._is_closed = False
         self._hooks = hooks
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
@@ -190,8 +191,9 @@ class Run:
         self.stream.put("error", record, component=component, boundary=boundary, after_step=after_step)
 
     def close(self) -> None:
-        """Write the last coverage and what is queued, and end the stream of this process."""
-        if self._stream is not None:
+        """Write the last coverage and what is queued, and end this process' stream. A second call does nothing."""
+        if self._stream is not None and not self._is_closed:
+            self._is_closed = True
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
             self._stream.close()
 

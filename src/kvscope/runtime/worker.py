@@ -35,7 +35,9 @@ class WorkerJudge:
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
         self._groups: list[BatchTable] = []
+        self._judged_groups = 0
         self._current: Declaration | None = None
+        self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
         self._spell_tables = run.config.output.records == "full"
@@ -43,7 +45,8 @@ class WorkerJudge:
     def bind_topology(self, topology: Topology) -> None:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
-        judged = [] if self._unjudged_cause else [i for i, group in enumerate(topology.groups) if group.judged]
+        judged = [i for i, group in enumerate(topology.groups) if group.judged]
+        self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
 
     @property
@@ -57,6 +60,7 @@ class WorkerJudge:
         run = self._run
         self._bindings.apply(declaration.requests)
         self._current = self._result_of = declaration
+        self._accounted = declaration.is_empty
         self._last_step = declaration.step
         run.coverage.judged["L"] += len(declaration.requests.scheduled)
         declared = declaration.requests
@@ -87,32 +91,49 @@ class WorkerJudge:
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._current = self._result_of = None
-        self._run.coverage.skipped["plan", cause] += len(received.scheduled) * len(self._groups)
+        self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received)
 
-    def on_launched(self) -> None:
+    def _skip(self, cause: str, requests: int) -> None:
+        if requests > 0:
+            self._run.coverage.skipped["plan", cause] += requests * self._judged_groups
+
+    def _end_step(self, cause: str) -> None:
+        """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
+        if self._current is not None and not self._accounted:
+            self._skip(cause, len(self._current.requests.scheduled))
         self._current = None
 
+    def on_launched(self) -> None:
+        self._end_step("no_plan")
+
     def on_plan_skipped(self, cause: str) -> None:
-        current = self._current
-        if current is not None:
-            self._run.coverage.skipped["plan", cause] += len(current.requests.scheduled) * len(self._groups)
+        if self._current is not None and not self._accounted:
+            self._accounted = True
+            self._skip(cause, len(self._current.requests.scheduled))
 
     def on_plan(self, plan: Plan) -> None:
         declaration, bindings, run = self._current, self._bindings, self._run
         if declaration is None or bindings is None:
             return
         findings = judge_batch(declaration, plan, run.parts)
-        judged = judged_rows(plan, declaration, bindings)
-        missing = len(plan.request_ids) - len(judged.request_ids)
-        if missing:
-            run.coverage.skipped["plan", "table_unknown"] += missing * len(self._groups)
-        if judged.request_ids:
-            step = StepView(judged, declaration, bindings)
-            groups = [step.group(batch) for batch in self._groups]
-            findings += judge_plan(step, groups, run.parts)
-            self._record(step, groups)
+        scheduled = declaration.requests.scheduled
+        if self._unjudged_cause is not None:
+            self.on_plan_skipped(self._unjudged_cause)
+        else:
+            judged = judged_rows(plan, declaration, bindings)
+            if judged.request_ids:
+                step = StepView(judged, declaration, bindings)
+                groups = [step.group(batch) for batch in self._groups]
+                findings += judge_plan(step, groups, run.parts)
+                self._record(step, groups)
+            self._accounted = True
+            left_out = len(scheduled) - len(judged.request_ids)
+            if left_out > 0:
+                unknown = sum(r in scheduled for r in plan.request_ids) - len(judged.request_ids)
+                self._skip("table_unknown", unknown)
+                self._skip("not_in_batch", left_out - unknown)
         if findings:
             run.report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.stops(finding) for finding in findings):
@@ -149,7 +170,7 @@ class WorkerJudge:
         self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
-        self._current = None
+        self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
     def on_shutdown(self) -> None:
