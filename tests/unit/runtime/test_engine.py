@@ -1,0 +1,215 @@
+"""EngineCore: steps are numbered and judged, and an action ``raise`` stops it when the result is due."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.checks.finding import Finding
+from kvscope.errors import ViolationError
+from kvscope.facts.plans import Plan
+from kvscope.facts.requests import StepResult
+from kvscope.runtime.engine import EngineJudge
+from unit.checks.scenes import ONE_GROUP, declare
+from unit.checks.worlds import group, pool
+from unit.runtime.support import Live, last_coverage, make_run, of_event
+
+RESULT = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
+
+
+def pending(step: int, reason: str = "write_target_mismatch") -> Finding:
+    return Finding(reason=reason, step=step, trace_id=f"t{step}", request_id="a", group_id=0)
+
+
+def next_slot(plan: Plan) -> None:
+    plan.groups[0].slots[0] += 1
+
+
+def test_steps_are_numbered_from_one_and_named_in_every_process_alike(tmp_path: Path) -> None:
+    engine = EngineJudge(make_run(tmp_path), ONE_GROUP)
+    assert [engine.next_step() for _ in range(3)] == [(1, "run.0.1"), (2, "run.0.2"), (3, "run.0.3")]
+
+
+def test_a_sound_run_is_recorded_and_not_stopped(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    for computed in (40, 41):
+        declaration = live.decode(computed)
+        live.engine.on_update(declaration, RESULT)
+        live.worker.on_result(RESULT)
+    live.engine.on_shutdown()
+    assert [said["step"] for said in of_event(live.run, "kv.bind")] == [1, 2, 3]
+    assert [said["step"] for said in of_event(live.run, "kv.boundary", "update_input")] == [2, 3]
+    assert of_event(live.run, "kv.violation") == []
+    last = last_coverage(live.run)
+    assert (last["steps"], last["empty_steps"], last["rows_scheduled"]) == (3, 0, 6)
+
+
+def test_only_rows_of_groups_that_can_be_judged_are_scheduled(tmp_path: Path) -> None:
+    live = Live(tmp_path, topology=pool(group(0), group(1, "mamba"), group(2)))
+    live.declare(new=[("a", ([1], [2], [3]), 0, 4), ("b", ([4], [5], [6]), 0, 4)])
+    assert live.run.coverage.rows_scheduled == 4
+    live.run.close()
+
+
+def test_an_empty_step_takes_a_number_and_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.engine.on_update(live.declare(), None)
+    live.decode()
+    last = last_coverage(live.run)
+    assert (last["steps"], last["empty_steps"]) == (2, 1)
+    assert [said["step"] for said in of_event(live.run, "kv.bind")] == [1, 3]
+
+
+def test_an_empty_step_that_ends_a_request_is_taken_over(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.declare(finished=["a"])
+    live.declare(new=[("c", ([1],), 0, 5)])
+    assert of_event(live.run, "kv.violation") == []
+    assert live.engine._bindings.holders(0, 1) == ["c"]
+
+
+def test_a_declaration_is_judged_and_logged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.declare(new=[("a", ([1, 99],), 0, 20)])
+    (said,) = of_event(live.run, "kv.violation")
+    assert (said["reason"], said["component"], said["boundary"]) == ("bind_block_out_of_range", "scheduler", "schedule")
+    assert said["action"] == "log"
+
+
+def test_a_fatal_declaration_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise")
+    with pytest.raises(ViolationError, match="bind_block_out_of_range") as raised:
+        live.declare(new=[("a", ([1, 99],), 0, 20)])
+    assert raised.value.block == 99
+    with pytest.raises(ViolationError) as again:
+        live.engine.on_schedule_begin()
+    assert again.value is raised.value
+    assert len(of_event(live.run, "kv.violation")) == 1
+
+
+def test_a_declaration_that_is_wrong_but_harmless_stops_with_its_result(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise")
+    declaration = live.declare(new=[("a", ([1, 1],), 0, 20)])
+    with pytest.raises(ViolationError, match="bind_duplicate_block"):
+        live.engine.on_update(declaration, RESULT)
+    live.run.close()
+
+
+def test_a_finding_stops_the_engine_before_the_result_of_its_step_takes_effect(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise")
+    live.warm()
+    declaration = live.decode(change=next_slot)
+    with pytest.raises(ViolationError, match="write_target_mismatch") as raised:
+        live.engine.on_update(declaration, RESULT)
+    assert (raised.value.step, raised.value.request) == (2, "a")
+    with pytest.raises(ViolationError):
+        live.engine.on_schedule_begin()
+    with pytest.raises(ViolationError):
+        live.engine.on_update(declaration, RESULT)
+    live.run.close()
+
+
+def test_a_finding_of_a_later_step_waits_for_its_own_result(tmp_path: Path) -> None:
+    """With asynchronous scheduling step 3 runs while the result of step 2 comes in."""
+    live = Live(tmp_path, trace="raise")
+    live.warm()
+    second = live.decode(40)
+    third = live.decode(41, change=next_slot)
+    live.engine.on_update(second, RESULT)
+    with pytest.raises(ViolationError):
+        live.engine.on_update(third, RESULT)
+    live.run.close()
+
+
+def test_no_further_step_is_scheduled_after_a_finding_of_one_that_was(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise")
+    live.warm()
+    live.decode(change=next_slot)
+    with pytest.raises(ViolationError):
+        live.engine.on_schedule_begin()
+    live.run.close()
+
+
+def test_a_finding_of_the_part_whose_action_is_log_does_not_stop(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="log", guard="raise")
+    live.warm()
+    declaration = live.decode(change=next_slot)
+    live.engine.on_update(declaration, RESULT)
+    live.engine.on_schedule_begin()
+    assert [said["action"] for said in of_event(live.run, "kv.violation")] == ["log"]
+
+
+def test_a_result_without_its_declaration_stops_for_what_is_known_so_far(tmp_path: Path) -> None:
+    engine = EngineJudge(run := make_run(tmp_path, trace="raise"), ONE_GROUP)
+    for _ in range(4):
+        engine.next_step()
+    run.pending.append(pending(5))
+    engine.on_update(None, RESULT)
+    run.pending.append(pending(4))
+    with pytest.raises(ViolationError):
+        engine.on_update(None, None)
+    assert of_event(run, "kv.boundary", "update_input") == []
+
+
+def test_an_empty_steps_result_is_not_recorded(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    EngineJudge(run, ONE_GROUP).on_update(declare(1), RESULT)
+    assert of_event(run, "kv.boundary") == []
+
+
+def test_a_native_error_of_the_scheduler_is_recorded_after_its_step(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.engine.on_native_error("scheduler.schedule", "RuntimeError")
+    (said,) = of_event(live.run, "kv.error")
+    assert (said["error_type"], said["after_step"], said["component"]) == ("RuntimeError", 1, "scheduler")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from kvscope.facts.topology import Ranks
+from kvscope.runtime.worker import WorkerJudge
+from unit.checks.scenes import ONE_GROUP, Scene
+from unit.runtime.support import make_run
+
+rank = int(sys.argv[2])
+run = make_run(Path(sys.argv[1]), "worker", trace="raise", ranks=Ranks(dp=0, tp=rank, pp=0, world=rank))
+run.open()
+worker = WorkerJudge(run, returns_results=rank == 0)
+worker.bind_topology(ONE_GROUP)
+scene = Scene()
+for said in ({"new": [("a", ([1, 2, 3],), 0, 40)]}, {"known": [("a", None, 40, 1)]}):
+    declaration = scene.say(**said)
+    worker.on_input(declaration, declaration.requests)
+    plan = scene.plan(declaration)
+    if rank and declaration.step == 2:
+        plan.groups[0].slots[0] += 1
+    worker.on_plan(plan)
+    worker.on_launched()
+worker.on_shutdown()
+"""
+
+
+def test_a_finding_of_a_worker_in_another_process_stops_the_engine(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for rank in range(2):
+        subprocess.run([sys.executable, "-c", WORKER, str(tmp_path), str(rank)], check=True, env=environment)
+    run = make_run(tmp_path, "engine", trace="raise")
+    engine = EngineJudge(run, ONE_GROUP)
+    engine.next_step()
+    engine.on_schedule_begin()  # of step 2; only step 1 was scheduled so far
+    engine.on_update(declare(1), RESULT)
+    engine.next_step()
+    with pytest.raises(ViolationError, match="write_target_mismatch") as raised:
+        engine.on_update(declare(2), RESULT)
+    assert (raised.value.step, raised.value.request, raised.value.block) == (2, "a", 3)
+    assert [f.tp_rank for f in run.pending] == [1]
+    run.close()

@@ -1,0 +1,440 @@
+"""A worker: replays what it was told, judges what its runner hands over, and accounts for every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope.errors import ViolationError
+from kvscope.facts.plans import DummyRun, Plan
+from kvscope.facts.requests import StepRequests, StepResult
+from kvscope.facts.topology import Ranks
+from kvscope.runtime.worker import WorkerJudge
+from unit.checks.scenes import ONE_GROUP, declare, decoding
+from unit.checks.worlds import copied, group, pool
+from unit.events.samples import same
+from unit.runtime.support import Live, last_coverage, make_run, of_event
+
+RESULT = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
+
+
+def decoding_plan() -> Plan:
+    scene, declaration = decoding()
+    return scene.plan(declaration)
+
+
+def reasons(live: Live) -> list[str]:
+    return [said["reason"] for said in of_event(live.run, "kv.violation")]
+
+
+def accounted(live: Live) -> dict[str, int]:
+    """Causes of what was not judged, once it is clear that judged and skipped rows are all that were scheduled."""
+    coverage = live.run.coverage
+    skipped = {cause: count for (check, cause), count in coverage.skipped.items() if check == "plan"}
+    assert coverage.rows_scheduled == coverage.rows + sum(skipped.values())
+    assert all(coverage.judged[check] == coverage.rows for check in ("C1", "C3", "C4", "C6"))
+    live.run.close()
+    return skipped
+
+
+# What is judged -------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_judged_and_recorded(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.decode(change=lambda plan: plan.groups[0].slots.__iadd__([1, 0, 0, 0, 0]))
+    live.worker.on_result(RESULT)
+    (said,) = of_event(live.run, "kv.violation")
+    assert (said["reason"], said["step"], said["component"], said["boundary"]) == (
+        "write_target_mismatch", 2, "runner", "plan",
+    )  # fmt: skip
+    assert [r["step"] for r in of_event(live.run, "kv.write")] == [1, 2]
+    assert [r["step"] for r in of_event(live.run, "kv.read")] == [1, 2]
+    assert [r["step"] for r in of_event(live.run, "kv.boundary", "worker_input")] == [1, 2]
+    assert [r["step"] for r in of_event(live.run, "kv.boundary", "worker_result")] == [2]
+
+
+def test_every_row_of_sound_steps_is_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path, topology=pool(group(0), group(1, "mamba"), group(2)))
+    live.step(new=[("a", ([1, 2], [3], [4, 5]), 0, 20), ("b", ([6], [7], [8]), 0, 3)])
+    live.step(known=[("a", None, 20, 1), ("b", None, 3, 1)])
+    live.step(known=[("a", None, 21, 1)], finished=["b"])
+    assert accounted(live) == {}
+    last = last_coverage(live.run)
+    assert (last["steps"], last["rows_scheduled"], last["rows"], last["tokens"]) == (3, 10, 10, 26)
+    assert last["checks_run"] == {"C1": 10, "C3": 10, "C4": 10, "C6": 10, "L": 5}
+    assert reasons(live) == []
+
+
+def test_a_message_that_differs_from_its_declaration_is_reported(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40)])
+    message = declaration.requests.copy()
+    message.new_blocks[0][0][1] = 9
+    live.worker.on_input(declaration, message)
+    assert reasons(live) == ["handover_delta_mismatch"]
+    (recorded,) = of_event(live.run, "kv.boundary", "worker_input")
+    assert recorded["as_declared"] is False
+    assert live.worker._bindings is not None
+    assert live.worker._bindings.table("a", 0).tolist() == [1, 2, 3]
+
+
+def test_a_message_is_kept_as_it_was_when_the_worker_changes_it_later(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40)])
+    message = declaration.requests.copy()
+    message.scheduled["a"] = 39
+    live.worker.on_input(declaration, message)
+    message.scheduled["a"] = 12345
+    assert "12345" not in str(of_event(live.run, "kv.boundary", "worker_input"))
+    assert reasons(live) == ["handover_request_mismatch"]
+
+
+def test_a_batch_without_a_scheduled_request_is_reported_and_the_rest_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declare(2, known=[("b", None, 40, 1)]))
+    plan.groups[0].slots[0] += 1
+    live.worker.on_plan(plan)
+    live.worker.on_launched()
+    assert accounted(live) == {"not_in_batch": 1}
+    assert reasons(live) == ["handover_request_mismatch", "write_target_mismatch"]
+
+
+def test_a_batch_with_a_request_too_many_is_reported_and_the_rest_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_plan(live.scene.plan(declare(2, known=[("b", None, 40, 1), ("a", None, 40, 1)])))
+    live.worker.on_launched()
+    assert accounted(live) == {}
+    assert reasons(live) == ["handover_request_mismatch"]
+
+
+def test_a_dummy_run_is_recorded_after_the_step_before_it(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    slots = np.array([-1, 70], np.int64)
+    live.worker.on_dummy(DummyRun(slots={0: slots}, num_tokens=2))
+    slots[:] = 99
+    (said,) = of_event(live.run, "kv.violation")
+    assert (said["reason"], said["slot"], said["other_request_id"]) == ("dummy_slot_enabled", 70, "b")
+    (recorded,) = of_event(live.run, "kv.boundary", "dummy")
+    assert recorded["after_step"] == 1
+    assert "99" not in str({name: value for name, value in recorded.items() if "slot" in name})
+    assert last_coverage(live.run)["checks_run"]["dummy"] == 1
+
+
+def test_a_dummy_run_that_is_off_is_counted_and_silent(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.worker.on_dummy(DummyRun(slots={0: np.full(4, -1)}, num_tokens=4))
+    assert reasons(live) == []
+    assert last_coverage(live.run)["checks_run"]["dummy"] == 1
+
+
+@pytest.mark.parametrize(
+    ("trace", "guard", "expected"),
+    [
+        ("log", "log", ["write_foreign_block", "write_slot_collision", "write_target_mismatch"]),
+        ("log", None, ["write_slot_collision", "write_target_mismatch"]),
+        (None, "log", ["write_foreign_block"]),
+    ],
+)
+def test_a_part_that_is_off_finds_nothing(tmp_path: Path, trace: Any, guard: Any, expected: list[str]) -> None:
+    live = Live(tmp_path, trace=trace, guard=guard)
+    live.warm()
+    live.decode(change=lambda plan: plan.groups[0].slots.__setitem__(0, 104))
+    (said,) = of_event(live.run, "kv.violation")
+    assert [said["reason"], *said.get("also", ())] == expected
+
+
+# What is not judged, and why ------------------------------------------------------------------------------------------
+
+
+def test_rows_whose_table_is_not_known_are_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.step(known=[("old", ([1, 2, 3],), 40, 1)], new=[("a", ([4, 5],), 0, 20)])
+    assert accounted(live) == {"table_unknown": 1}
+    assert live.run.coverage.rows == 1
+    assert reasons(live) == []
+
+
+def test_a_batch_of_which_nothing_is_known_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.step(known=[("old", ([1, 2, 3],), 40, 1), ("older", ([4],), 3, 1)])
+    assert accounted(live) == {"table_unknown": 2}
+
+
+def test_plans_in_device_memory_are_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40), ("b", ([4, 5, 6],), 0, 40)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_plan_skipped("device_tensors")
+    live.worker.on_launched()
+    live.worker.on_plan_skipped("device_tensors")  # outside a step
+    assert accounted(live) == {"device_tensors": 2}
+
+
+def test_a_step_whose_plan_was_never_seen_is_counted(tmp_path: Path) -> None:
+    """The runner's seam is off after too many faults, or a subclass has gone another way."""
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_launched()
+    assert accounted(live) == {"no_plan": 2}
+
+
+def test_a_step_that_the_host_failed_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_native_error("worker.execute", "RuntimeError")
+    (said,) = of_event(live.run, "kv.error")
+    assert (said["error_type"], said["component"], said["after_step"]) == ("RuntimeError", "worker", 2)
+    assert accounted(live) == {"native_error": 2}
+    assert live.worker.expects_no_plan
+
+
+def test_a_step_that_failed_after_its_plan_is_counted_once(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_plan(live.scene.plan(declaration))
+    live.worker.on_native_error("worker.execute", "RuntimeError")
+    live.worker.on_launched()
+    assert accounted(live) == {}
+
+
+def test_a_plan_that_our_rules_failed_on_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declaration)
+    plan.groups.clear()
+    with pytest.raises(IndexError):  # which the hook swallows and counts
+        live.worker.on_plan(plan)
+    live.worker.on_launched()
+    assert accounted(live) == {"no_plan": 1}
+
+
+def test_a_step_that_the_schedulers_hook_missed_is_followed_and_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    missed = live.declare(known=[("a", ([9],), 48, 1), ("b", None, 40, 1)])
+    live.worker.on_input_unobserved(missed.requests)
+    assert live.worker.expects_no_plan
+    live.worker.on_plan(live.scene.plan(missed))
+    live.worker.on_launched()
+    live.step(known=[("a", None, 49, 1)])
+    assert accounted(live) == {"scheduler_hook_fault": 2}
+    assert reasons(live) == []
+
+
+def test_a_message_that_lost_its_declaration_is_a_finding_and_followed(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    lost = live.declare(known=[("a", ([9],), 48, 1)])
+    live.worker.on_input_without_declaration(lost.requests)
+    live.worker.on_launched()
+    live.step(known=[("a", None, 49, 1)])
+    (said,) = of_event(live.run, "kv.violation")
+    assert (said["reason"], said["step"]) == ("handover_missing", 2)
+    assert accounted(live) == {"declaration_missing": 1}
+
+
+def test_messages_from_before_the_first_declaration_are_no_finding(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.worker.on_input_without_declaration(declare(1, new=[("a", ([1],), 0, 3)]).requests)
+    assert reasons(live) == []
+    assert live.run.coverage.skipped == {("plan", "before_first_declaration"): 1}
+
+
+def test_context_parallel_plans_are_not_judged_and_counted(tmp_path: Path) -> None:
+    """Each rank computes its own part of the positions: neither slots nor positions follow from the declaration."""
+    live = Live(tmp_path, cause="context_parallel")
+
+    def other_part(plan: Plan) -> None:
+        plan.positions += 7
+        plan.groups[0].slots += 3
+
+    live.step(other_part, new=[("a", ([1, 2, 3],), 0, 40), ("b", ([4],), 0, 3)])
+    assert accounted(live) == {"context_parallel": 2}
+    assert reasons(live) == []
+    assert of_event(live.run, "kv.write") == []
+
+
+def test_estimated_lengths_are_counted_beside_what_is_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+
+    def estimated(plan: Plan) -> None:
+        plan.exact = False
+
+    live.step(estimated, new=[("a", ([1, 2, 3],), 0, 40)])
+    assert last_coverage(live.run)["checks_skipped"] == {"C1": {"estimated_lengths": 1}}
+    assert accounted(live) == {}
+
+
+# When nothing is expected ---------------------------------------------------------------------------------------------
+
+
+def test_before_the_pool_is_known_nothing_is_looked_at(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "worker")
+    worker = WorkerJudge(run, returns_results=True)
+    declaration = declare(1, new=[("a", ([1],), 0, 3)])
+    worker.on_input(declaration, declaration.requests)
+    worker.on_dummy(DummyRun(slots={0: np.array([5])}, num_tokens=1))
+    worker.on_input_unobserved(declaration.requests)
+    worker.on_plan(decoding_plan())
+    assert worker.expects_no_plan
+    assert run.coverage.findings == {}
+    run.close()
+
+
+def test_a_plan_is_expected_only_within_a_step_that_has_work(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    assert live.worker.expects_no_plan
+    declaration = live.declare(new=[("a", ([1],), 0, 3)])
+    live.worker.on_input(declaration, declaration.requests)
+    assert not live.worker.expects_no_plan
+    live.worker.on_launched()
+    assert live.worker.expects_no_plan
+    empty = live.declare()
+    live.worker.on_input(empty, empty.requests)
+    assert live.worker.expects_no_plan
+    live.worker.on_launched()
+    live.run.close()
+
+
+def test_an_empty_step_as_declared_is_not_recorded(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    empty = live.declare()
+    live.worker.on_input(empty, empty.requests.copy())
+    live.worker.on_result(RESULT)
+    ending = live.declare(finished=["a"])
+    live.worker.on_input(ending, StepRequests(**{**_fields(ending.requests), "finished": set()}))
+    assert [said["step"] for said in of_event(live.run, "kv.boundary", "worker_input")] == [2]
+    assert reasons(live) == ["handover_request_mismatch"]
+    assert of_event(live.run, "kv.boundary", "worker_result") == []
+
+
+def _fields(requests: StepRequests) -> dict[str, Any]:
+    return {name: getattr(requests, name) for name in requests.__struct_fields__}
+
+
+def test_a_result_is_recorded_once(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.worker.on_result(RESULT)
+    live.worker.on_result(RESULT)
+    declaration = live.declare(known=[("a", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_result(None)
+    assert len(of_event(live.run, "kv.boundary", "worker_result")) == 1
+
+
+def test_tables_start_anew_with_a_new_pool(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.worker.bind_topology(ONE_GROUP)
+    live.scene.bindings.apply(declare(9, finished=["a", "b"]).requests)
+    declaration = live.declare(new=[("c", ([1],), 0, 3)], finished=["a", "b"])
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_plan(live.scene.plan(declaration))
+    assert reasons(live) == []
+
+
+def test_a_worker_beside_the_scheduler_leaves_the_end_to_it(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.worker.on_shutdown()
+    live.run.stream.flush()
+    assert live.run.stream.balance().dropped == {}
+    live.decode()
+    assert last_coverage(live.run)["steps"] == 2
+
+
+def test_a_worker_of_its_own_ends_its_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "worker")
+    run.open()
+    WorkerJudge(run, returns_results=True).on_shutdown()
+    (last,) = of_event(run, "kv.coverage")
+    assert (last["component"], last["boundary"]) == ("worker", "shutdown")
+
+
+# An access outside the cache ------------------------------------------------------------------------------------------
+
+
+def outside(plan: Plan) -> None:
+    plan.groups[0].slots[0] = 64 * 16
+    plan.groups[0].slots[3] = -9
+    plan.groups[0].tables[0, 0] = 64
+    plan.groups[0].tables[1, 1] = -3
+
+
+def test_under_log_it_is_recorded_and_launched_unchanged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declaration)
+    outside(plan)
+    before = copied(plan)
+    live.worker.on_plan(plan)
+    assert same(plan, before)
+    (path,) = live.run.stream.folder.glob("engine-*.jsonl")
+    assert b"write_outside_cache" in path.read_bytes()  # on disk before the launch
+    live.run.close()
+
+
+def test_under_raise_it_is_refused_before_the_launch(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise")
+    live.warm()
+    with pytest.raises(ViolationError, match="write_outside_cache") as raised:
+        live.decode(change=outside)
+    assert (raised.value.step, raised.value.request) == (2, "a")
+    assert set(reasons(live)) == {"write_outside_cache", "read_outside_cache", "write_padding_slot_enabled"}
+    assert live.run.coverage.rows == live.run.coverage.rows_scheduled
+
+
+def test_a_harmless_finding_does_not_keep_a_step_from_being_launched(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    live.decode(change=lambda plan: plan.groups[0].slots.__setitem__(0, 88))
+    assert reasons(live) == ["write_foreign_block"]
+
+
+def test_on_a_rank_whose_result_is_not_returned_it_is_made_harmless(tmp_path: Path) -> None:
+    worker = make_run(tmp_path, "worker", trace="raise", ranks=Ranks(dp=0, tp=1, pp=0, world=1))
+    live = Live(tmp_path / "scene", returns_results=False)
+    live.worker._run = worker
+    worker.open()
+    (mailbox,) = make_run(tmp_path, "engine").mailboxes()
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declaration)
+    harmless = copied(plan)
+    outside(plan)
+    harmless.groups[0].slots[0] = -1
+    harmless.groups[0].tables[0, 0] = 0
+    harmless.groups[0].tables[1, 1] = 0
+    live.worker.on_plan(plan)
+    assert same(plan, harmless)
+    posted = {(f.reason, f.request_id, f.step) for f in mailbox.poll()}
+    assert posted == {
+        ("write_outside_cache", "a", 2),
+        ("read_outside_cache", "a", 2),
+        ("read_outside_cache", "b", 2),
+        ("write_padding_slot_enabled", None, 2),
+    }
+    worker.close()
+    live.run.close()
