@@ -241,8 +241,8 @@ class Demo:
         from kvscope.testing.faults import FAULTS
 
         text = (
-            f"A second real engine, and one wrong number in one step. {FAULTS[FAULT].summary} Nothing crashes then: "
-            "an answer is only wrong. Under action log, the finding is recorded and the engine goes on."
+            f"A second real engine, and one wrong number in one step. {FAULTS[FAULT].summary} Nothing crashes: "
+            "some answer is simply wrong. Under action log, the finding is recorded and the engine goes on."
         )
         with self._stage("injected fault", "A fault, put in on purpose", text):
             log = self.folder / "fault.log"
