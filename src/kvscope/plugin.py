@@ -7,6 +7,7 @@ wraps what its role needs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -18,6 +19,7 @@ from .boundary.ledger import OBSERVER, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
+from .errors import ConfigurationError
 from .runtime.engine import EngineJudge
 from .runtime.frontend import FrontendRecorder
 from .runtime.run import ProcessRole, Run
@@ -248,8 +250,9 @@ HUB = PluginHub(Ledger())
 
 def register() -> None:
     """Entry point. Safe to call any number of times, in any process; nothing but a log line can come out of it."""
-    if configuration.parse(None).disabled_by_environment:
-        return
+    with contextlib.suppress(ConfigurationError):  # a wrong KVSCOPE_DIR is said where the front end reads its settings
+        if configuration.parse(None).disabled_by_environment:
+            return
     try:
         HUB.arm()
     except Exception as error:  # noqa: BLE001 - vLLM calls plugins outside any try: whatever happens here must not stop its start
