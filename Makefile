@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean system-deps
+.PHONY: help setup demo test test-long lint clean system-deps
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -12,6 +12,9 @@ demo: setup     ## run a real engine with kvscope on and show what it finds
 
 test:           ## style, types, unit tests, then the real engine with both runners
 	@scripts/test.sh
+
+test-long: setup ## what `make test` leaves out: the fault kit by itself, with both runners
+	@for runner in v1 v2; do .venv/bin/python -m pytest tests/engine --runner $$runner -m long -q || exit 1; done
 
 lint: setup     ## style and types only
 	@scripts/lint.sh

@@ -34,10 +34,10 @@ unit_tests() { covered_pytest tests/unit -q -p no:cacheprovider; }
 # Runs both; the second one's output is shown when the first is through, so that the lines do not mix.
 engine_tests() {
   local other status=0
-  covered_pytest tests/engine --runner v2 -q -p no:cacheprovider >"$reports/engine-v2.txt" 2>&1 &
+  covered_pytest tests/engine --runner v2 -m "not long" -q -p no:cacheprovider >"$reports/engine-v2.txt" 2>&1 &
   other=$!
   echo "-- runner v1"
-  covered_pytest tests/engine --runner v1 -q -p no:cacheprovider || status=1
+  covered_pytest tests/engine --runner v1 -m "not long" -q -p no:cacheprovider || status=1
   wait "$other" || status=1
   echo "-- runner v2 (ran beside it)"
   cat "$reports/engine-v2.txt"

@@ -18,6 +18,16 @@ def pytest_configure(config: pytest.Config) -> None:
     engine.apply_environment(config.getoption("--runner"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `once` are the first runner's."""
+    if config.getoption("--runner") == "v1":
+        return
+    elsewhere = [item for item in items if item.get_closest_marker("once")]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if not item.get_closest_marker("once")]
+
+
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest) -> engine.Runner:
     """The model runner that this process tests."""

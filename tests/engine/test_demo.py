@@ -14,6 +14,7 @@ from kvscope.testing import engine
 COMMAND = [sys.executable, "-c", "import sys; from kvscope.cli import main; sys.exit(main())", "demo"]
 
 
+@pytest.mark.once
 @pytest.mark.server
 def test_the_demo_shows_a_clean_server_and_a_found_fault(runner: engine.Runner, tmp_path: Path) -> None:
     arguments = [*COMMAND, "--runner", runner, "--dir", str(tmp_path / "demo"), "--json"]
@@ -29,6 +30,7 @@ def test_the_demo_shows_a_clean_server_and_a_found_fault(runner: engine.Runner, 
     assert {"kv_monitor", "kv_transfer"} <= set(document["parts"])
 
 
+@pytest.mark.once
 @pytest.mark.server
 def test_a_demo_that_is_told_to_end_leaves_no_process(runner: engine.Runner, tmp_path: Path) -> None:
     arguments = [*COMMAND, "--runner", runner, "--dir", str(tmp_path / "demo")]

@@ -136,7 +136,7 @@ def test_with_everything_off_no_fault_is_noticed(
             if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:
                     dummy_every = 4 if FAULTS[name].point == "dummy" else 0
-                    workload(llm, until=lambda: injection.fired, dummy_every=dummy_every)  # noqa: B023 - called at once
+                    workload(llm, until=lambda: injection.fired, dummy_every=dummy_every)
                 fired.append(injection.fired)
     assert all(fired)
     assert len(fired) >= 20

@@ -16,6 +16,9 @@ from kvscope.testing.engine import Runner, environment, model_runner, running
 from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, workload
 from kvscope.testing.faults.hooks import Hook
 
+# The kit by itself; with kvscope beside it every fault is injected again in test_faults.py.
+pytestmark = pytest.mark.long
+
 STALE = "stale_row_after_preemption"
 DECLARATION = "_scratch_declaration"
 QUIET = [name for name, fault in FAULTS.items() if not fault.crashes and name != STALE]

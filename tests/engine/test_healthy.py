@@ -66,7 +66,7 @@ def assert_clean(trace: Trace, client_ids: list[str], ranks: int = 1) -> None:
 
 
 def test_in_process_with_hits_chunks_and_preemptions(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
-    requests = prompts(56)
+    requests = prompts(52)
     with engine.running(**CROWDED) as llm:
         expected, _, _ = answers(llm, requests, 100)
     with engine.running(additional_config=switched_on(tmp_path), **CROWDED) as llm:

@@ -139,6 +139,7 @@ def test_uninstalled_leaves_every_function_of_vllm_as_it_was(
     assert changed_by(_UNINSTALLED, runner, tmp_path) == changed_by_vllm
 
 
+@pytest.mark.once
 def test_the_disabling_variable_wins_over_everything(
     runner: engine.Runner, tmp_path: Path, changed_by_vllm: list[str]
 ) -> None:
@@ -164,6 +165,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_configuration_is_refused_before_the_model_loads(
     case: str, runner: engine.Runner, capfd: pytest.CaptureFixture[str]
@@ -176,6 +178,7 @@ def test_a_bad_configuration_is_refused_before_the_model_loads(
     assert "Loading safetensors" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.once
 @pytest.mark.server
 def test_a_server_with_a_bad_configuration_ends_with_one_clear_line(runner: engine.Runner, tmp_path: Path) -> None:
     config, message = BAD["unknown action"]
@@ -188,6 +191,7 @@ def test_a_server_with_a_bad_configuration_ends_with_one_clear_line(runner: engi
     assert "EngineCore pid" not in text
 
 
+@pytest.mark.once
 def test_the_other_engine_of_a_process_is_passed_through(runner: engine.Runner, tmp_path: Path) -> None:
     part = {"enabled": True, "action": "raise"}
     prompts = [[7 + index * 3 % 200 for index in range(50)]]

@@ -137,9 +137,11 @@ class Trace:
             for engine_id in engine_ids:
                 if not binds[engine_id]:
                     missing.append(f"{engine_id}: not bound")
-                for trace_id in binds[engine_id]:
-                    if written[trace_id].count(engine_id) != ranks or read[trace_id].count(engine_id) != ranks:
-                        missing.append(f"{engine_id}: bound in {trace_id}, not written and read there")
+                missing += [
+                    f"{engine_id}: bound in {trace_id}, not written and read there"
+                    for trace_id in binds[engine_id]
+                    if written[trace_id].count(engine_id) != ranks or read[trace_id].count(engine_id) != ranks
+                ]
         return missing
 
 

@@ -16,7 +16,8 @@ def column_weights(width: int) -> npt.NDArray[np.uint64]:
     mixed = columns * np.uint64(_MULTIPLIER)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(_MULTIPLIER)
-    return mixed | np.uint64(1)
+    odd: npt.NDArray[np.uint64] = mixed | np.uint64(1)
+    return odd
 
 
 def table_digest(
@@ -29,4 +30,5 @@ def table_digest(
     has a probability of about 2**-64.
     """
     entries = np.where(judged, tables, 0).astype(np.uint64)
-    return entries @ weights
+    digest: npt.NDArray[np.uint64] = entries @ weights
+    return digest
