@@ -6,7 +6,7 @@ have is what the deltas add up to, not what the manager would answer now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..facts.plans import Int32, Int64
 from ..facts.requests import BlockIds, StepRequests
 from ..facts.topology import Topology
+from .visibility import first_visible_block
 
 _FIRST_ROWS = 16
 _FIRST_WIDTH = 16
@@ -36,7 +37,6 @@ class Bindings:
         self.computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self.seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self.version = 0
-        self._holders_version = -1
         self._holders: dict[int, Int32] = {}
         self.partial: set[str] = set()
         self._row_of: dict[str, int] = {}
@@ -58,6 +58,7 @@ class Bindings:
         A known-request entry without a table (kvscope was switched on after its admission) gets one that is marked
         ``partial``: its rows are not judged.
         """
+        self._holders = {}
         for request_id in requests.finished:
             self._release(request_id)
         for request_id in requests.preempted:
@@ -107,33 +108,25 @@ class Bindings:
         return view
 
     def holders(self, group_index: int, block_id: int) -> list[str]:
-        """Live requests whose table in this group has the block; nobody has the null block, wherever it stands.
+        """Live requests whose table in this group has the block where attention still looks; nobody has the null block.
 
         Walks all tables: for findings, not for steps.
         """
         if block_id == self.topology.null_block_id:
             return []
-        return [
-            request_id
-            for request_id, row in self._row_of.items()
-            if (self.tables[group_index][row, : self.lengths[group_index, row]] == block_id).any()
-        ]
+        return [request_id for request_id, blocks in self._held(group_index) if (blocks == block_id).any()]
 
     def a_holder(self, group_index: int, block_id: int) -> str | None:
-        """One live request whose table in this group has the block, None if nobody's has.
+        """One of :meth:`holders`, None if there is none.
 
-        Answered from a map of all blocks that is made when tables have changed and something is asked: a step in which
+        Answered from a map of all blocks that is made when something is asked after a declaration: a step in which
         many accesses are wrong must not walk all tables for each of them.
         """
-        if self._holders_version != self.version:
-            self._holders_version = self.version
-            self._holders = {}
         holders = self._holders.get(group_index)
         if holders is None:
             holders = self._holders[group_index] = np.full(self.topology.num_blocks, -1, np.int32)
-            for row in self._row_of.values():
-                blocks = self.tables[group_index][row, : self.lengths[group_index, row]]
-                holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = row
+            for request_id, blocks in self._held(group_index):
+                holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = self._row_of[request_id]
         if not 0 <= block_id < holders.size or block_id == self.topology.null_block_id or holders[block_id] < 0:
             return None
         row = int(holders[block_id])
@@ -145,6 +138,12 @@ class Bindings:
         if holder is None or holder == request_id or (self.table(request_id, group_index) == block_id).any():
             return None
         return holder
+
+    def _held(self, group_index: int) -> Iterator[tuple[str, Int32]]:
+        """Each live request's blocks from its attention window on; one before it may be somebody else's by now."""
+        first = first_visible_block(self.topology.groups[group_index], self.computed)
+        for request_id, row in self._row_of.items():
+            yield request_id, self.tables[group_index][row, first[row] : self.lengths[group_index, row]]
 
     def ensure_width(self, group_index: int, width: int) -> None:
         """Make the group's table at least ``width`` entries wide, so that ``[:, :width]`` can be gathered."""
