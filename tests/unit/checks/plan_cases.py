@@ -15,6 +15,8 @@ from unit.checks.worlds import group, pool
 
 A_WRITES = {"request_id": "a", "row": 0, "group_id": 0, "token_index": 0, "position": 40, "expected": 56}
 A_READS = {"request_id": "a", "row": 0, "group_id": 0, "position": 32, "expected": 3}
+OWNED = {"expected": "a block that somebody owns"}
+A_WRITES_OUTSIDE = {**A_WRITES, "expected": "0 to 1023"}
 WINDOW = pool(group(0, SLIDING_WINDOW, 16, 8))
 WITH_STATE = pool(group(0), group(1, "mamba"))
 
@@ -62,7 +64,7 @@ def windowed(change: Change = unchanged) -> list[Finding]:
 
 
 @fires(
-    "write_outside_cache", **A_WRITES, block_id=64, slot=1024, actual=1024, also=("write_target_mismatch",),
+    "write_outside_cache", **A_WRITES_OUTSIDE, block_id=64, slot=1024, actual=1024, also=("write_target_mismatch",),
     launch_fatal=True,
 )  # fmt: skip
 def one_slot_past_the_cache() -> list[Finding]:
@@ -70,7 +72,7 @@ def one_slot_past_the_cache() -> list[Finding]:
 
 
 @fires(
-    "write_outside_cache", **A_WRITES, block_id=-1, slot=-2, actual=-2, also=("write_target_mismatch",),
+    "write_outside_cache", **A_WRITES_OUTSIDE, block_id=-1, slot=-2, actual=-2, also=("write_target_mismatch",),
     launch_fatal=True,
 )  # fmt: skip
 def a_negative_slot_that_is_not_the_padding_value() -> list[Finding]:
@@ -92,7 +94,7 @@ def a_real_token_that_is_switched_off() -> list[Finding]:
     return slot(-1)
 
 
-@fires("null_block_write", **A_WRITES, block_id=0, slot=8, actual=8, also=("write_target_mismatch",))
+@fires("null_block_write", **{**A_WRITES, **OWNED}, block_id=0, slot=8, actual=8, also=("write_target_mismatch",))
 def a_slot_in_the_null_block() -> list[Finding]:
     return slot(8)
 
@@ -100,8 +102,8 @@ def a_slot_in_the_null_block() -> list[Finding]:
 @fires(
     "null_block_write",
     {"reason": "read_null_block", "request_id": "a", "row": 0, "group_id": 0, "position": 32, "block_id": 0,
-     "expected": 0, "actual": 0},
-    request_id="a", row=0, group_id=0, token_index=0, position=40, block_id=0, slot=8, expected=8, actual=8,
+     "actual": 0, **OWNED},
+    request_id="a", row=0, group_id=0, token_index=0, position=40, block_id=0, slot=8, actual=8, **OWNED,
 )  # fmt: skip
 def a_null_block_that_was_declared() -> list[Finding]:
     """It is where the declaration puts it, so that only the invariant is hurt, by the write and by the read."""
@@ -273,12 +275,26 @@ def a_mapping_that_ends_with_the_real_tokens() -> list[Finding]:
 # Reads: outside, null, a whole row, a block, the order, the length ----------------------------------------------------
 
 
-@fires("read_outside_cache", **A_READS, block_id=64, actual=64, also=("read_target_mismatch",), launch_fatal=True)
+@fires(
+    "read_outside_cache",
+    **{**A_READS, "expected": "0 to 63"},
+    block_id=64,
+    actual=64,
+    also=("read_target_mismatch",),
+    launch_fatal=True,
+)
 def an_entry_one_past_the_pool() -> list[Finding]:
     return entry(64)
 
 
-@fires("read_outside_cache", **A_READS, block_id=-1, actual=-1, also=("read_target_mismatch",), launch_fatal=True)
+@fires(
+    "read_outside_cache",
+    **{**A_READS, "expected": "0 to 63"},
+    block_id=-1,
+    actual=-1,
+    also=("read_target_mismatch",),
+    launch_fatal=True,
+)
 def a_negative_entry() -> list[Finding]:
     return entry(-1)
 
@@ -293,12 +309,12 @@ def rubbish_before_the_window() -> list[Finding]:
     return windowed(lambda plan: plan.groups[0].tables.__setitem__((slice(None), slice(0, 2)), [[99, 0], [4, -1]]))
 
 
-@fires("read_null_block", **A_READS, block_id=0, actual=0, also=("read_target_mismatch",))
+@fires("read_null_block", **{**A_READS, **OWNED}, block_id=0, actual=0, also=("read_target_mismatch",))
 def an_entry_that_is_the_null_block() -> list[Finding]:
     return entry(0)
 
 
-@fires("read_null_block", **A_READS, block_id=0, actual=0, also=("read_target_mismatch",))
+@fires("read_null_block", **{**A_READS, **OWNED}, block_id=0, actual=0, also=("read_target_mismatch",))
 def a_table_that_is_too_narrow_for_the_sequence() -> list[Finding]:
     def narrow(plan: Plan) -> None:
         plan.groups[0].tables = np.ascontiguousarray(plan.groups[0].tables[:, :2])

@@ -37,17 +37,43 @@ PRECEDENCE = [
 FATAL = ("write_outside_cache", "read_outside_cache")
 FILLED = ("group_id", "block_id", "slot", "token_index", "position")
 
+
+class UnclearError(Exception):
+    """The rule's text leaves open which request is meant."""
+
+
+OWNED = "a block that somebody owns"
+
 Found = dict[str, Any]
 
 
 def described(findings: list[Finding]) -> list[Found]:
-    """Findings as plain values, in an order that does not depend on how they were found."""
-    values = [{name: getattr(f, name) for name in f.__struct_fields__} for f in findings]
-    return sorted(values, key=lambda value: repr(sorted(value.items(), key=lambda item: item[0])))
+    """Findings as plain values."""
+    return [{name: getattr(f, name) for name in f.__struct_fields__} for f in findings]
+
+
+def agree(found: list[Found], expected: list[Found]) -> bool:
+    """Whether the same is said in any order. ``other_request_id`` is one of those that the reference has, if any."""
+    rest = list(expected)
+    for said in found:
+        others = said["other_request_id"]
+        match = next(
+            (
+                fact
+                for fact in rest
+                if {**fact, "other_request_id": others} == said
+                and (others in fact["other_request_id"] or (others is None and not fact["other_request_id"]))
+            ),
+            None,
+        )
+        if match is None:
+            return False
+        rest.remove(match)
+    return not rest
 
 
 def reference(world: World, plan: Plan) -> list[Found]:
-    """Every finding that the plan must cause, as :func:`described` puts them."""
+    """Every finding that the plan must cause, as :func:`described` puts them, but with all possible others."""
     found: dict[tuple[Any, ...], list[Found]] = {}
     row_wide = set()
     for fact in _about_rows(world, plan):
@@ -65,12 +91,15 @@ def reference(world: World, plan: Plan) -> list[Found]:
         first["launch_fatal"] = any(f["launch_fatal"] for f in facts)
         for name in FILLED:
             first[name] = next((f[name] for f in facts if f[name] is not None), None)
-        merged.append(Finding(step=world.step_number, trace_id=f"t{world.step_number}", **first))
-    return described(merged)
+        others = first.pop("other_request_id")
+        finding = Finding(step=world.step_number, trace_id=f"t{world.step_number}", **first)
+        merged.append({**described([finding])[0], "other_request_id": others})
+    return merged
 
 
 def _fact(reason: str, row: int | None, request_id: str | None, **fields: Any) -> Found:
-    empty: Found = dict.fromkeys(("other_request_id", "group_id", "token_index", "position", "block_id", "slot"))
+    empty: Found = dict.fromkeys(("group_id", "token_index", "position", "block_id", "slot"))
+    empty["other_request_id"] = set()
     fatal = {"launch_fatal": reason in FATAL}
     return {"reason": reason, "row": row, "request_id": request_id, **empty, **fatal, **fields}
 
@@ -103,10 +132,19 @@ def _about_group(world: World, plan: Plan, index: int) -> Iterator[Found]:
         yield from _about_table(world, plan, index, row, name)
 
 
-def _holder(world: World, index: int, block: int, *, but: str | None = None) -> str | None:
-    """The first live request that was told of the block, unless ``but`` was too. Nobody has the null block."""
-    holders = [name for name, request in world.live.items() if block in request.tables[index]]
-    return holders[0] if holders and but not in holders and block != NULL else None
+def _holders(world: World, index: int, block: int) -> set[str]:
+    """Who has the block and can still look at it. Nobody has the null block."""
+    of = world.groups[index]
+    return {
+        name
+        for name, request in world.live.items()
+        if block in request.tables[index][first_visible(of, request.computed) :] and block != NULL
+    }
+
+
+def _foreign(world: World, index: int, block: int, own: str) -> set[str]:
+    """Who has a block that ``own`` was never given."""
+    return set() if block in world.live[own].tables[index] else _holders(world, index, block)
 
 
 def _about_writes(world: World, plan: Plan, index: int) -> Iterator[Found]:
@@ -121,49 +159,41 @@ def _about_writes(world: World, plan: Plan, index: int) -> Iterator[Found]:
             right[token] = request.tables[index][position // size] * size + position % size
             row_of[token] = (row, name)
 
-    def fact(reason: str, token: int, other: str | None = None) -> Found:
+    def fact(reason: str, token: int, **fields: Any) -> Found:
         slot = slots[token]
-        return _fact(
-            reason,
-            *row_of[token],
-            other_request_id=other,
-            group_id=of.group_id,
-            token_index=token,
-            position=positions[token],
-            block_id=slot // size,
-            slot=slot,
-            expected=right[token],
-            actual=slot,
-        )
+        where = {"group_id": of.group_id, "token_index": token, "position": positions[token]}
+        what = {"block_id": slot // size, "slot": slot, "expected": right[token], "actual": slot}
+        return _fact(reason, *row_of[token], **{**where, **what, **fields})
 
     told: set[tuple[str, int]] = set()
     for token in range(plan.num_tokens):
         slot, (row, name) = slots[token], row_of[token]
         outside = slot >= end or slot < -1
-        foreign = None
+        foreign: set[str] = set()
         if slot != right[token] and not outside and slot != -1:
-            foreign = _holder(world, index, slot // size, but=name)
-        for reason, fits, other in (
-            ("write_outside_cache", outside, None),
-            ("null_block_write", slot // size == NULL, None),
-            ("write_foreign_block", foreign is not None, foreign),
-            ("write_target_mismatch", slot != right[token], None),
+            foreign = _foreign(world, index, slot // size, name)
+        for reason, fits, fields in (
+            ("write_outside_cache", outside, {"expected": f"0 to {end - 1}"}),
+            ("null_block_write", slot // size == NULL, {"expected": OWNED}),
+            ("write_foreign_block", bool(foreign), {"other_request_id": foreign}),
+            ("write_target_mismatch", slot != right[token], {}),
         ):
             if fits and (reason, row) not in told:
                 told.add((reason, row))
-                yield fact(reason, token, other)
+                yield fact(reason, token, **fields)
         for earlier in range(token):
             if slots[earlier] == slot != -1:
                 culprit, other_token = (earlier, token) if slots[earlier] != right[earlier] else (token, earlier)
                 other_name = row_of[other_token][1]
-                yield fact("write_slot_collision", culprit, other_name if other_name != row_of[culprit][1] else None)
+                others = {other_name} - {row_of[culprit][1]}
+                yield fact("write_slot_collision", culprit, other_request_id=others)
     for token in range(plan.num_tokens, len(slots)):
         if slots[token] != -1:
             yield _fact(
                 "write_padding_slot_enabled",
                 None,
                 None,
-                other_request_id=_holder(world, index, slots[token] // size),
+                other_request_id=_holders(world, index, slots[token] // size),
                 group_id=of.group_id,
                 token_index=token,
                 block_id=slots[token] // size,
@@ -190,25 +220,42 @@ def _about_table(world: World, plan: Plan, index: int, row: int, name: str) -> I
     differing = [logical for logical in visible if table[logical] != told[logical]]
     for logical in visible:
         if not 0 <= table[logical] < world.num_blocks:
-            yield fact("read_outside_cache", logical)
+            yield fact("read_outside_cache", logical, expected=f"0 to {world.num_blocks - 1}")
             break
     for logical in visible:
         if table[logical] == NULL:
-            yield fact("read_null_block", logical)
+            yield fact("read_null_block", logical, expected=OWNED)
             break
-    for other, their in world.live.items():
-        theirs = their.tables[index]
-        both = [logical for logical in visible if logical < len(theirs)]
-        if other != name and differing and differing[0] in both and all(table[i] == theirs[i] for i in both):
-            yield fact("read_row_request_mismatch", differing[0], other_request_id=other)
-            break
+    if others := _whose_row(world, index, table, visible, differing, name):
+        yield fact("read_row_request_mismatch", differing[0], other_request_id=others)
     for logical in differing:
-        holder = _holder(world, index, table[logical], but=name)
-        if holder is not None:
-            yield fact("read_foreign_block", logical, other_request_id=holder)
+        if foreign := _foreign(world, index, table[logical], name):
+            yield fact("read_foreign_block", logical, other_request_id=foreign)
             break
     if differing:
         yield fact("read_target_mismatch", differing[0])
     have = int(plan.groups[index].table_blocks[row])
     if have < needed:
         yield fact("read_table_short", min(max(have, 0), needed - 1), expected=needed, actual=have)
+
+
+def _whose_row(world: World, index: int, table: list[int], visible: range, differing: list[int], own: str) -> set[str]:
+    """Other requests whose row this may be. That shows at its end: in front there may be a prefix that several share.
+
+    Raises:
+        UnclearError: the last block that anybody has is also its own, or of several of which only some have the rest.
+    """
+    for last in reversed(visible[visible.index(differing[0]) :] if differing else ()):
+        if holders := _holders(world, index, table[last]):
+            break
+    else:
+        return set()
+    same = set()
+    for other in holders - {own}:
+        theirs = world.live[other].tables[index]
+        both = [logical for logical in visible if logical < len(theirs)]
+        if differing[0] in both and all(table[i] == theirs[i] for i in both):
+            same.add(other)
+    if same and same != holders:
+        raise UnclearError
+    return same

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from kvscope.checks.finding import Finding
@@ -21,7 +22,7 @@ from kvscope.facts.plans import Plan
 from kvscope.facts.requests import Declaration
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
-from unit.checks.reference import described, reference
+from unit.checks.reference import UnclearError, agree, described, reference
 from unit.checks.worlds import LAYOUTS, World, blocks_for, copied, first_visible
 
 PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
@@ -254,7 +255,9 @@ def test_one_changed_fact_causes_exactly_what_follows_from_it(
         assert judge.judge(declaration, plan) == []
         changed = copied(plan)
         if CHANGES[name](world, changed, rng.randrange(len(world.groups)), rng):
-            assert described(judge.judge(declaration, changed)) == reference(world, changed)
+            found = described(judge.judge(declaration, changed))
+            with contextlib.suppress(UnclearError):
+                assert agree(found, reference(world, changed))
         assert judge.judge(declaration, plan) == []
 
 
@@ -270,6 +273,10 @@ def test_every_row_that_has_a_wrong_fact_has_a_finding(seed: int, layout: str, s
         return
     for name in rng.choices(sorted(CHANGES), k=rng.randint(2, 6)):
         CHANGES[name](world, plan, rng.randrange(len(world.groups)), rng)
-    found, expected = described(judge.judge(declaration, plan)), reference(world, plan)
+    found = described(judge.judge(declaration, plan))
+    try:
+        expected = reference(world, plan)
+    except UnclearError:
+        reject()
     fields = ("reason", "also", "request_id", "row", "group_id", "launch_fatal")
     assert sorted(str([f[n] for n in fields]) for f in found) == sorted(str([f[n] for n in fields]) for f in expected)

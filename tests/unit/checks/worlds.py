@@ -63,7 +63,10 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 @dataclass
 class Request:
-    """``tables`` is what the workers were told, entry by entry; ``held`` what the manager still holds for it."""
+    """``tables`` is what the workers were told, entry by entry; ``held`` what the manager still holds for it.
+
+    ``computed`` and ``declared`` are the tokens before and after the last step that scheduled it.
+    """
 
     prompt: int
     tables: list[list[int]]
@@ -107,12 +110,8 @@ class World:
             preempted=set(),
         )
         self.step_number += 1
-        for request in self.live.values():
-            request.computed = request.declared
         if not decode_only:
             self._end_some(said)
-        self._leave_windows()
-        if not decode_only:
             self._admit_some(said)
         for name in list(self.live):
             if name not in said.scheduled and (decode_only or rng.random() < 0.85):
@@ -147,19 +146,18 @@ class World:
             for held in self.live.pop(name).held:
                 self._give_back(held)
 
-    def _leave_windows(self) -> None:
+    def _leave_window(self, request: Request) -> None:
         """The managers take back what no query can see any more, and tell nobody."""
-        for request in self.live.values():
-            for of, held in zip(self.groups, request.held, strict=True):
-                for index in range(min(first_visible(of, request.computed), len(held))):
-                    if held[index] != NULL:
-                        self._give_back([held[index]])
-                        held[index] = NULL
+        for of, held in zip(self.groups, request.held, strict=True):
+            for index in range(min(first_visible(of, request.computed), len(held))):
+                if held[index] != NULL:
+                    self._give_back([held[index]])
+                    held[index] = NULL
 
     def _admit_some(self, said: StepRequests) -> None:
         for _ in range(self.random.choice([0, 0, 1, 1, 2])):
             prompt = self.random.randint(2, 150)
-            hit, tables = self._prefix_hit(prompt)
+            hit, tables = self._prefix_hit(prompt, said)
             scheduled = self.random.randint(1, min(prompt - hit, 48))
             grown = self._grow(tables, hit + scheduled)
             if grown is None:
@@ -175,11 +173,13 @@ class World:
             said.new_computed.append(hit)
             said.scheduled[name] = scheduled
 
-    def _prefix_hit(self, prompt: int) -> tuple[int, list[list[int]]]:
+    def _prefix_hit(self, prompt: int, said: StepRequests) -> tuple[int, list[list[int]]]:
         """Tokens found in the cache, a whole number of blocks in every group, and the tables that hold them."""
         unit = max(of.block_size for of in self.groups)
-        for donor in self.random.sample(list(self.live.values()), len(self.live)):
-            hit = min(prompt - 1, donor.computed) // unit * unit
+        for name in self.random.sample(list(self.live), len(self.live)):
+            donor = self.live[name]
+            computed = donor.computed if name in said.scheduled else donor.declared
+            hit = min(prompt - 1, computed) // unit * unit
             tables = []
             for of, held in zip(self.groups, donor.held, strict=True):
                 seen = first_visible(of, hit)
@@ -195,11 +195,14 @@ class World:
 
     def _go_on(self, name: str, said: StepRequests, *, decode_only: bool) -> None:
         request = self.live[name]
+        if len(self.free) < 20:  # more than a step can need, so that nothing is taken back in vain
+            return
+        request.computed = request.declared
+        self._leave_window(request)
         left = request.prompt - request.computed
         scheduled = 1 if decode_only or left <= 0 else self.random.randint(1, min(left, 48))
         grown = self._grow(request.tables, request.computed + scheduled)
-        if grown is None:
-            return
+        assert grown is not None
         for told, held, more in zip(request.tables, request.held, grown, strict=True):
             told.extend(more)
             held.extend(more)

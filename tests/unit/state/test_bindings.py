@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvscope.facts.requests import BlockIds, StepRequests
-from kvscope.facts.topology import FULL_ATTENTION, Group, Topology
+from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
 from kvscope.state.bindings import Bindings
 
 
@@ -295,6 +295,51 @@ def test_holders_are_those_whose_live_table_has_the_block() -> None:
     assert bindings.holders(0, 1) == ["b"]
     assert bindings.holders(0, 2) == []
     assert bindings.holders(0, 0) == []
+
+
+def test_one_holder_is_found_as_long_as_there_is_any() -> None:
+    bindings = Bindings(topology(2))
+    bindings.apply(new("a", [1, 2], [3]))
+    bindings.apply(new("b", [1, 4], [5]))
+    assert bindings.a_holder(0, 1) in {"a", "b"}
+    assert bindings.a_holder(0, 4) == "b"
+    assert bindings.a_holder(1, 3) == "a"
+    assert [bindings.a_holder(0, block) for block in (0, 3, 99, -1, 1 << 40)] == [None] * 5
+    bindings.apply(requests(finished={"b"}))
+    assert (bindings.a_holder(0, 1), bindings.a_holder(0, 4)) == ("a", None)
+    bindings.apply(known("a", ([4], [])))
+    assert bindings.a_holder(0, 4) == "a"
+
+
+def test_a_block_is_foreign_to_whoever_was_never_given_it() -> None:
+    bindings = Bindings(topology(1))
+    bindings.apply(new("a", [1, 2]))
+    bindings.apply(new("b", [1, 4]))
+    assert bindings.foreign_holder(0, 4, "a") == "b"
+    assert bindings.foreign_holder(0, 2, "b") == "a"
+    assert [bindings.foreign_holder(0, block, "a") for block in (0, 1, 2, 9)] == [None] * 4
+
+
+def test_a_block_that_the_pool_does_not_have_is_in_nobodys_map() -> None:
+    bindings = Bindings(topology(1))
+    bindings.apply(new("a", [-1, 1 << 21, 7]))
+    assert bindings.a_holder(0, 7) == "a"
+    assert bindings.a_holder(0, -1) is None
+    assert bindings.a_holder(0, 1 << 21) is None
+
+
+def test_a_block_before_the_window_is_no_longer_the_requests() -> None:
+    """The manager has taken it back without a word, and may have handed it on."""
+    window = Group(group_id=0, kind=SLIDING_WINDOW, block_size=16, kernel_block_size=16, layers=1, visible_tokens=16)
+    bindings = Bindings(Topology(num_blocks=64, null_block_id=0, groups=(window,)))
+    bindings.apply(new("a", [1, 2, 3], scheduled=40))
+    assert (bindings.a_holder(0, 1), bindings.holders(0, 1)) == ("a", ["a"])
+    bindings.apply(known("a", None, computed=40))
+    assert (bindings.a_holder(0, 1), bindings.holders(0, 1)) == (None, [])
+    assert (bindings.a_holder(0, 2), bindings.holders(0, 3)) == ("a", ["a"])
+    bindings.apply(new("b", [1]))
+    assert bindings.a_holder(0, 1) == "b"
+    assert bindings.table("a", 0).tolist() == [1, 2, 3]
 
 
 def test_an_unknown_request_has_an_empty_table() -> None:
