@@ -119,6 +119,13 @@ def a_request_from_before_the_first_declaration() -> list[Finding]:
 
 
 @silent("bind_duplicate_block")
+def a_block_twice_that_was_reported_when_it_was_given() -> list[Finding]:
+    scene = Scene()
+    scene.say(new=[("a", ([1, 2, 1],), 0, 48)])
+    return scene.bound(known=[("a", ([4],), 48, 1)]) + scene.bound(known=[("a", ([5, 6],), 64, 20)])
+
+
+@silent("bind_duplicate_block")
 def a_table_that_ends_before_its_window_begins() -> list[Finding]:
     return Scene(pool(group(0, SLIDING_WINDOW, 16, 20))).bound(new=[("a", ([1],), 160, 1)])
 
