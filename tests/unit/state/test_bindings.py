@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -173,7 +173,9 @@ class Replayed(RuleBasedStateMachine):
 
 
 TestReplayed = Replayed.TestCase
-TestReplayed.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReplayed.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def test_rows_grow_beyond_the_first_ones_and_keep_their_tables() -> None:
