@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from kvscope.analysis.cost import OwnTime, own_time
 from kvscope.analysis.reader import ProcessLog
 from kvscope.analysis.replay import Replay
 from kvscope.analysis.verdict import coverage_line, losses_of, stalled
@@ -15,7 +15,8 @@ from kvscope.analysis.verdict import coverage_line, losses_of, stalled
 class ProcessSummary(msgspec.Struct, kw_only=True):
     """One process. ``lost`` counts records by how they are gone, ``dropped`` by cause; ``ended`` as in ProcessLog.
 
-    ``own_ns_per_step`` has the hooks that run with the steps, ``own_ns_once`` the whole time of the others.
+    ``own_ns_per_step`` has the hooks that run with the steps, ``own_ns_apart`` the whole time of the others (see
+    ``analysis.cost``).
     """
 
     name: str
@@ -29,7 +30,7 @@ class ProcessSummary(msgspec.Struct, kw_only=True):
     truncated: bool
     ended: bool
     own_ns_per_step: dict[str, int]
-    own_ns_once: dict[str, int]
+    own_ns_apart: dict[str, int]
     hook_faults: dict[str, int]
 
 
@@ -68,7 +69,8 @@ class Summary(msgspec.Struct, kw_only=True):
 def summarize(replay: Replay) -> Summary:
     """The summary of a finished replay."""
     logs, coverage = replay.trace.logs, replay.coverage
-    processes = [_process(log) for log in logs]
+    cost = own_time(logs, replay.setups)
+    processes = [_process(log, cost) for log in logs]
     enabled = next((log.enabled for log in logs if log.enabled), None)
     first = min((log.first_wall_ns for log in logs if log.first_wall_ns), default=0)
     last = max((log.last_wall_ns for log in logs), default=0)
@@ -96,7 +98,7 @@ def summarize(replay: Replay) -> Summary:
         rows_not_judged=dict(coverage.other_rows),
         checks_stalled=stalled(replay),
         dummy_runs=coverage.dummy_runs,
-        own_ns_per_step=_own_time(logs),
+        own_ns_per_step=cost.step_ns,
         findings=_findings(replay),
         processes=processes,
         incidents=len(replay.trace.files.incidents),
@@ -118,7 +120,7 @@ def _versions(versions: msgspec.Struct) -> dict[str, str | None]:
     return fields
 
 
-def _process(log: ProcessLog) -> ProcessSummary:
+def _process(log: ProcessLog, cost: OwnTime) -> ProcessSummary:
     return ProcessSummary(
         name=log.name,
         files=len(log.files.paths),
@@ -130,30 +132,7 @@ def _process(log: ProcessLog) -> ProcessSummary:
         dropped=log.dropped,
         truncated=log.truncated,
         ended=log.ended,
-        own_ns_per_step=_per_step(log),
-        own_ns_once={hook: ns for hook, ns in _hook_times(log).items() if hook not in _per_step(log)},
+        own_ns_per_step=cost.per_step_ns.get(log.name, {}),
+        own_ns_apart=cost.apart_ns[log.name],
         hook_faults={hook: n for hook, n in log.coverage.hook_faults.items() if n} if log.coverage else {},
     )
-
-
-def _hook_times(log: ProcessLog) -> dict[str, int]:
-    return {hook: ns for hook, ns in log.coverage.hook_time_ns.items() if ns} if log.coverage else {}
-
-
-def _per_step(log: ProcessLog) -> dict[str, int]:
-    """Own time of a step in each hook that is called at least every other step."""
-    if log.coverage is None or not log.coverage.steps:
-        return {}
-    calls, steps = log.coverage.hook_calls, log.coverage.steps
-    return {hook: ns // steps for hook, ns in _hook_times(log).items() if 2 * calls.get(hook, 0) >= steps}
-
-
-def _own_time(logs: list[ProcessLog]) -> int | None:
-    """Nanoseconds of a step: scheduler and slowest worker one after the other; None where nobody measured."""
-    totals: Mapping[str, list[int]] = {"scheduler": [], "worker": []}
-    for log in logs:
-        if log.process != "frontend" and (times := _per_step(log)):
-            totals["worker" if log.process == "worker" else "scheduler"].append(sum(times.values()))
-    if not any(totals.values()):
-        return None
-    return sum(max(values, default=0) for values in totals.values())

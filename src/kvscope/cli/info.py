@@ -71,17 +71,20 @@ _NAMES = {"vllm": "vLLM", "python": "Python"}
 
 def _own_time(summary: Summary) -> list[Line]:
     if summary.own_ns_per_step is None:
-        return facts([("own time", "not recorded (no kv.coverage)")])
-    lines = facts(
-        [("own time", f"{summary.own_ns_per_step / 1000:,.1f} µs a step, scheduler and slowest worker together")]
-    )
+        lines = facts([("own time", "not known: the last kv.coverage of EngineCore or of its workers is missing")])
+    else:
+        said = f"{summary.own_ns_per_step / 1000:,.1f} µs a step, scheduler and slowest worker together"
+        lines = facts([("own time", said)])
+    apart: dict[str, int] = {}
     for process in summary.processes:
         hooks = ", ".join(f"{hook} {ns / 1000:,.1f}" for hook, ns in process.own_ns_per_step.items())
         if hooks:
             lines += facts([("", f"{process.name}: {hooks}")])
-    once = sum(sum(process.own_ns_once.values()) for process in summary.processes)
-    if once:
-        lines += facts([("", f"besides {once / 1e6:,.1f} ms in all at start-up, admissions and shutdown")])
+        for hook, ns in process.own_ns_apart.items():
+            apart[hook] = apart.get(hook, 0) + ns
+    if apart:
+        hooks = ", ".join(f"{hook} {ns / 1e6:,.1f}" for hook, ns in sorted(apart.items(), key=lambda item: -item[1]))
+        lines += facts([("start-up", f"{sum(apart.values()) / 1e6:,.1f} ms, admissions and shutdown with it: {hooks}")])
     return lines
 
 

@@ -320,20 +320,23 @@ class TraceBuilder:
         )
 
     def _coverage(self, stream: Stream) -> Envelope:
-        hooks = ["scheduler.schedule"] if stream is self.engine else []
-        hooks += ["worker.execute", "runner_v1.slots"] if stream in self.workers else []
-        steps = self.steps
+        """As a process of this role counts: steps and scheduled rows in EngineCore alone, audited rows in workers."""
+        declares, audits = stream is self.engine, stream in self.workers
+        once = ["scheduler.create"] if declares else []
+        once += ["worker.cache"] if audits else []
+        hooks = ["scheduler.schedule"] if declares else []
+        hooks += ["worker.execute", "runner_v1.slots"] if audits else []
         record = coverage_record(
-            steps=steps,
+            steps=self.steps if declares else 0,
             empty_steps=0,
-            rows_scheduled=self.rows,
-            rows=self.rows,
-            tokens=self.tokens,
-            checks_run={"C1": self.rows},
+            rows_scheduled=self.rows if declares else 0,
+            rows=self.rows if audits else 0,
+            tokens=self.tokens if audits else 0,
+            checks_run={"C1": self.rows} if audits else {},
             checks_skipped={},
-            hook_calls=dict.fromkeys(hooks, steps),
-            hook_faults=dict.fromkeys(hooks, 0),
-            hook_time_ns=dict.fromkeys(hooks, steps * 20_000),
+            hook_calls={**dict.fromkeys(once, 1), **dict.fromkeys(hooks, self.steps)},
+            hook_faults={},
+            hook_time_ns={**dict.fromkeys(once, 5_000_000), **dict.fromkeys(hooks, self.steps * 20_000)},
         )
         record.records_written = stream.seq
         return record
