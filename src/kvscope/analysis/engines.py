@@ -45,7 +45,7 @@ def engines_of(logs: Sequence[ProcessLog], *, whole_run: bool) -> list[EngineSet
             EngineSetup(
                 dp_rank=dp_rank,
                 topology=next(filter(None, map(topology_from, enabled)), None),
-                parts={part for record in enabled for part in JUDGING_PARTS if record.parts.get(part) == "on"},
+                parts={part for record in enabled for part in JUDGING_PARTS if is_on(record.parts.get(part, ""))},
                 actions={part: action for record in enabled for part, action in record.actions.items()},
                 runner=next((r.runner for r in enabled if r.runner and r.process != "engine"), None),
                 declaring=declaring[0] if declaring else None,
@@ -55,6 +55,11 @@ def engines_of(logs: Sequence[ProcessLog], *, whole_run: bool) -> list[EngineSet
             )
         )
     return setups
+
+
+def is_on(said: str) -> bool:
+    """Whether a part was on, by what kv.enabled says of it: ``on``, or ``on; …`` with a restriction behind it."""
+    return said.partition(";")[0].strip() == "on"
 
 
 def topology_from(record: EnabledRecord) -> Topology | None:

@@ -297,6 +297,23 @@ def test_more_is_judged_than_asked_for(tmp_path: Path) -> None:
     assert "kv_guard_config was off: its rules were not judged" in verdict.notes
 
 
+@pytest.mark.parametrize(
+    ("said", "judged_by_guard"),
+    [("on", True), ("on; action isolate is inactive: not in this version, findings are logged", True), ("off", False),
+     ("inactive: not in this version", False), ("only half", False)],
+)  # fmt: skip
+def test_a_part_that_is_on_with_a_restriction_is_on(tmp_path: Path, said: str, judged_by_guard: bool) -> None:
+    builder = TraceBuilder(tmp_path / "run")
+    SCENARIOS["write_foreign_block"](builder)
+    run = builder.close()
+    for process in ("engine", "worker"):
+        edit(run, process, lambda lines: [line.replace('"kv_guard_config":"on"', f'"kv_guard_config":"{said}"')
+                                          for line in lines])  # fmt: skip
+    replay, verdict = judged(run)
+    assert ("write_foreign_block" in {key[0] for key in replay.findings.keys[REPLAY]}) is judged_by_guard
+    assert ("kv_guard_config was off: its rules were not judged" in verdict.notes) is not judged_by_guard
+
+
 def test_an_estimated_length_is_no_finding(tmp_path: Path) -> None:
     def estimate(p: Plan) -> None:
         p.exact = False
