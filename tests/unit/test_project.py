@@ -122,6 +122,18 @@ def test_a_package_says_first_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path.relative_to(ROOT)}: no docstring"
 
 
+def test_packages_and_documentation_number_the_stations_as_they_are_numbered_here() -> None:
+    packages = {name: PACKAGE / name / "__init__.py" for name in STATIONS if (PACKAGE / name / "__init__.py").exists()}
+    docstrings = {
+        name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in packages.items()
+    }
+    said = {name: re.match(r"Station (\d+)", text or "") for name, text in docstrings.items()}
+    assert {name: int(found[1]) for name, found in said.items() if found and int(found[1]) != STATIONS[name]} == {}
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = {name: int(number) for number, name in re.findall(r"^\| (\d+) \| `(\w+)/` \|", table, re.MULTILINE)}
+    assert listed == {name: STATIONS[name] for name in packages}
+
+
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_a_module_is_short_enough_to_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_MODULE

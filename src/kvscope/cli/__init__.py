@@ -1,4 +1,4 @@
-"""Station 9, offline: the ``kvscope`` command, one file a verb. In: arguments. Out: text or JSON, and an exit code.
+"""Station 10, offline: the ``kvscope`` command, one file a verb. In: arguments. Out: text or JSON, and an exit code.
 
 0 is clean or done, 1 findings, 2 usage or unreadable, 3 inconclusive.
 """
