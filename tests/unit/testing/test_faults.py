@@ -39,7 +39,7 @@ def test_hooks_may_be_removed_in_any_order() -> None:
     assert Host().step(1) == 7
     upper.remove()
     assert Host().step(1) == 2
-    Host.step = before  # type: ignore[method-assign]
+    Host.step = before  # type: ignore[method-assign]  # the class gets back what it had
 
 
 def test_a_function_that_the_host_lacks_is_named() -> None:

@@ -14,6 +14,7 @@ profiling and capturing come before there is a live request.
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,7 +103,7 @@ def padding_sites(injection: Injection) -> Sites:
             token = int(scheduler_output.total_num_scheduled_tokens)
             if (live := _live(plan)) is not None and descriptor.num_tokens == token:
                 descriptor = dataclasses.replace(descriptor, num_tokens=token + PADDING_TOKENS)
-                undo.later(lambda held=runner.kv_cache_config: setattr(runner, "kv_cache_config", held))  # type: ignore[misc]
+                undo.later(functools.partial(setattr, runner, "kv_cache_config", runner.kv_cache_config))
                 leaking = copy.copy(runner.kv_cache_config)
                 leaking.kv_cache_groups = _Groups(
                     leaking.kv_cache_groups, lambda: plan.slots.__setitem__(token, live[2])
