@@ -91,13 +91,12 @@ def facts(pairs: Iterable[tuple[str, str]], *, indent: int = 0, label_width: int
     return lines
 
 
-def wrapped(text: str, *, style: str = "", indent: int = 0) -> list[Line]:
-    """A paragraph."""
-    hang = " " * (indent + 2)
+def wrapped(text: str, *, style: str = "", indent: int = 0, hang: int = 2) -> list[Line]:
+    """A paragraph, with all lines but the first ``hang`` columns further in."""
     return [
         (style, line)
         for line in textwrap.wrap(
-            text, WIDTH, initial_indent=" " * indent, subsequent_indent=hang, break_on_hyphens=False
+            text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + hang), break_on_hyphens=False
         )
     ]
 

@@ -369,10 +369,11 @@ def decode_record(line: bytes | str) -> Record | UnknownRecord:
         return unknown
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of one line: any event of this version."""
-    references, definitions = msgspec.json.schema_components(list(RECORDS.values()), ref_template="#/$defs/{name}")
-    for record in RECORDS.values():
+def json_schema(*events: str) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of one line: any event of this version, or one of those named."""
+    records = [RECORDS[event] for event in events or RECORDS]
+    references, definitions = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
+    for record in records:
         definition = definitions[record.__name__]
         definition["required"] = [
             *ENVELOPE_REQUIRED,

@@ -21,6 +21,7 @@ from kvscope.checks.catalog import RULES
 from kvscope.cli import main
 from kvscope.cli.selftest import verdict_on
 from kvscope.errors import UnreadableTraceError
+from kvscope.events.schema import RECORDS
 from kvscope.testing.trace import TraceBuilder
 
 Capture = pytest.CaptureFixture[str]
@@ -120,6 +121,9 @@ def test_min_coverage_decides(tmp_path: Path, capsys: Capture) -> None:
         (["selftest", "--runner", "v3"], "v3"),
         (["rules", "nulblock_write"], "did you mean null_block_write"),
         (["rules", "\x1b[31m"], "kvscope rules lists them"),
+        (["schema", "kv.wirte"], "did you mean kv.write"),
+        (["schema", "\x1b[31m"], "kvscope schema lists them"),
+        (["schema", ""], "kvscope schema lists them"),
         (["--wrong"], "No such option"),
     ],
 )
@@ -215,6 +219,29 @@ def test_the_schema_that_is_printed_describes_a_trace(clean: Path, capsys: Captu
     (path,) = clean.glob("*.jsonl")
     for line in path.read_text().splitlines():
         validator.validate(json.loads(line))
+
+
+@pytest.mark.parametrize("event", RECORDS)
+def test_the_schema_of_one_event_describes_it_and_no_other(event: str, clean: Path, capsys: Capture) -> None:
+    assert main(["schema", event, "--json"]) == 0
+    validator = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
+    (path,) = clean.glob("*.jsonl")
+    for line in map(json.loads, path.read_text().splitlines()):
+        assert validator.is_valid(line) is (line["event"] == event)
+    assert main(["schema", event]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == event
+    assert {f"  {name} " for name in RECORDS[event].__struct_fields__} <= {f"{line[:29].rstrip()} " for line in lines}
+    assert max(map(len, lines)) <= 80
+    assert not any("None" in line or "any value" in line for line in lines)
+
+
+def test_the_schema_says_how_lists_of_integers_are_spelled(capsys: Capture) -> None:
+    main(["schema", "kv.write"])
+    told = capsys.readouterr().out
+    assert "slots                      list of lists of Runs\n" in told
+    assert "\nRuns\n" in told
+    assert "\nRanges\n" not in told
 
 
 def test_doctor_says_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
