@@ -3,9 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from kvscope.config import OutputConfig
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "kvscope"
@@ -137,6 +140,13 @@ def test_packages_and_documentation_number_the_stations_as_they_are_numbered_her
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_a_module_is_short_enough_to_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_MODULE
+
+
+def test_readme_calls_a_setting_inactive_as_long_as_nothing_reads_it() -> None:
+    source = "\n".join(p.read_text(encoding="utf-8") for p in modules() if name_of(p) != "kvscope.config")
+    unread = [f.name for f in fields(OutputConfig) if not re.search(rf"\boutput\.{f.name}\b", source)]
+    (row,) = re.findall(r"^\| `kv_output` \|.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert unread == re.findall(r"`(\w+)`, [^;|]*: `inactive: not in this version`", row)
 
 
 def exemptions() -> Iterator[tuple[str, str]]:
