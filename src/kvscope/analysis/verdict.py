@@ -79,7 +79,7 @@ def _losses(replay: Replay) -> Iterator[str]:
             yield f"{log.name}: {count:,} {what}"
         if log.truncated:
             yield f"{log.name}: the last line is a fragment, the file was cut off"
-        elif not log.ended and not log.lost_at_end and not _known_complete(log):
+        elif not log.ended and log.status is None:
             yield f"{log.name}: the end is missing, the process was killed or still runs"
         for cause, count in log.dropped.items():
             yield f"{log.name}: {count:,} records dropped ({cause})"
@@ -101,10 +101,6 @@ def losses_of(log: ProcessLog) -> dict[str, int]:
 def _deletion_declared(log: ProcessLog) -> bool:
     """Whether the process removed what is missing at the start itself, as its settings had it."""
     return log.missing_first == 0 or 0 < log.files.first_index <= log.deleted_files
-
-
-def _known_complete(log: ProcessLog) -> bool:
-    return log.status is not None and log.lost_at_end == 0
 
 
 def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
@@ -160,6 +156,8 @@ def _notes(replay: Replay) -> Iterator[str]:
     for log in replay.trace.logs:
         if log.missing_first and _deletion_declared(log):
             yield f"{log.name}: the first {log.missing_first:,} records were deleted by rotation"
+        if log.status and not log.ended and not log.lost_at_end and not log.truncated:
+            yield f"{log.name}: killed or still running, and nothing that it produced is missing"
         if log.unknown:
             yield f"{log.name}: {log.unknown:,} records of events that this version does not know"
         if log.coverage and (faults := sum(log.coverage.hook_faults.values())):

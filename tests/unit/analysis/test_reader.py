@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.analysis.files import find
 from kvscope.analysis.reader import Trace, step_of
-from kvscope.analysis.replay import Replay
+from kvscope.analysis.replay import NO_PLAN, Replay
 from kvscope.analysis.summary import summarize
 from kvscope.analysis.verdict import CLEAN, EXIT_CODES, INCONCLUSIVE, verdict_of
 from kvscope.errors import UnreadableTraceError
@@ -141,8 +141,9 @@ def _rotate(path: Path, pieces: int, deleted: int) -> list[Path]:
     return made
 
 
-def _shared(run: Path, *, produced: int, closed: bool = False, dropped: int = 0) -> None:
-    shared = SharedFile(run / "all-0-100.shared", process="all", rank=0, dp_rank=0, pid=100)
+def _shared(run: Path, name: str = "all-0-100", *, produced: int, closed: bool = False, dropped: int = 0) -> None:
+    process, rank, pid = name.split("-")
+    shared = SharedFile(run / f"{name}.shared", process=process, rank=int(rank), dp_rank=0, pid=int(pid))
     shared.cells[C_PRODUCED] = produced
     shared.cells[C_CLOSED] = int(closed)
     shared.cells[16] = dropped
@@ -164,6 +165,46 @@ def test_a_killed_process_that_lost_nothing_can_be_clean(tmp_path: Path) -> None
     run = make(tmp_path / "run", in_process=True, coverage=False)
     _shared(run, produced=read(run).logs[0].last_seq)
     assert verdict_of(Replay(Trace.open(run)).run()).word == CLEAN
+
+
+def _killed(directory: Path, steps: int, lost: int = 0) -> Path:
+    """A run whose processes were all killed, ``lost`` records of the worker with them."""
+    run = make(directory / "run", steps=steps, coverage=False)
+    for log in read(run).logs:
+        _shared(run, log.name, produced=log.last_seq + (lost if log.process == "worker" else 0))
+    return run
+
+
+def test_a_run_killed_while_it_was_idle_is_judged_by_its_counts(tmp_path: Path) -> None:
+    verdict = verdict_of(Replay(Trace.open(_killed(tmp_path, steps=3))).run())
+    assert (verdict.word, verdict.reasons) == (CLEAN, [])
+    assert verdict.coverage_line.startswith("coverage: 3 of 3 rows")
+    told = "killed or still running, and nothing that it produced is missing"
+    assert verdict.notes == [f"engine-0-100: {told}", f"worker-0-200: {told}"]
+
+
+@pytest.mark.parametrize(("steps", "word"), [(3, INCONCLUSIVE), (300, CLEAN)])
+def test_a_run_killed_within_a_step_is_judged_by_how_much_of_it_was_carried_out(
+    tmp_path: Path, steps: int, word: str
+) -> None:
+    """The last step is declared, and no worker recorded it; nothing that was produced is missing."""
+    run = make(tmp_path / "run", steps=steps, coverage=False)
+    (worker,) = run.glob("worker-*")
+    worker.write_text(
+        "".join(f"{line}\n" for line in worker.read_text().splitlines() if f'"step":{steps},' not in line)
+    )
+    for log in read(run).logs:
+        _shared(run, log.name, produced=log.last_seq)
+    replay = Replay(Trace.open(run)).run()
+    assert (replay.coverage.skipped, verdict_of(replay).word) == ({NO_PLAN: 1}, word)
+
+
+def test_a_killed_run_that_lost_something_is_inconclusive(tmp_path: Path) -> None:
+    verdict = verdict_of(Replay(Trace.open(_killed(tmp_path, steps=300, lost=1))).run())
+    assert (verdict.word, verdict.reasons) == (
+        INCONCLUSIVE,
+        ["worker-0-200: 1 records lost when the process ended"],
+    )
 
 
 def test_without_a_shared_file_a_trace_must_end_in_order(tmp_path: Path) -> None:
