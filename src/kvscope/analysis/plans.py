@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvscope.events.ranges import MOST_VALUES
 from kvscope.facts.digest import column_weights, table_digest
 from kvscope.facts.plans import PAD_SLOT, GroupPlan, GroupSnapshot, Int32, Int64, Plan, PlanSnapshot
 from kvscope.state.bindings import Bindings
@@ -98,8 +99,8 @@ def _require_consistent(snapshot: PlanSnapshot, *, whole: bool) -> None:
             raise ValueError("its tables have another number of rows")
         if (group.window_skipped < 0).any() or (group.blocks_needed < group.window_skipped).any():
             raise ValueError("a sequence has fewer blocks than none")
-        if not 0 <= len(group.padding_enabled) <= group.padding_slots:
-            raise ValueError("it has more enabled padding slots than padding")
+        if not len(group.padding_enabled) <= group.padding_slots <= MOST_VALUES:
+            raise ValueError("it has more enabled padding slots than padding, or more padding than any batch")
 
 
 def _positions(snapshot: PlanSnapshot, token_row: Rows) -> Int64:
@@ -137,6 +138,5 @@ def _tables(
     agrees = table_digest(tables, judged, column_weights(width)) == recorded.digests[rows]
     tables[~agrees] = declared[~agrees]
     block_size = bindings.topology.groups[group_index].block_size
-    # A row that covers fewer blocks than were declared says nothing about the others.
-    short = needed < -(-lengths // block_size)
-    return tables, ~agrees | short
+    # A row that covers fewer blocks than were declared says nothing about the others, and no row covers more.
+    return tables, ~agrees | (needed != -(-lengths // block_size))

@@ -176,7 +176,7 @@ class Trace:
             for line in _lines(path, log):
                 self.bytes_read += len(line)
                 record = _decoded(line)
-                if record is None:
+                if record is None or record.schema != SCHEMA:
                     _count_damage(log, line)
                     continue
                 if log.truncated:  # the fragment was not the end after all

@@ -126,8 +126,7 @@ class Replay:
             try:
                 self._one(engine, entry)
             except DAMAGE as error:
-                self.damaged_records += 1
-                self.ids_omitted |= "omitted" in str(error)
+                self._damaged(error)
         for engine in {id(engine): engine for engine in self._by_log.values()}.values():
             for rank in engine.ranks.values():
                 self._drop_half_plan(engine, rank)
@@ -215,10 +214,12 @@ class Replay:
             self._skip(rows, LATE)
             return
         try:
-            self._judge(engine, rank, declaration, snapshot_from(write, read))
+            snapshot = snapshot_from(write, read)
+            if snapshot.trace_id != declaration.trace_id:
+                raise ValueError("another step than the declared one has this number")
+            self._judge(engine, rank, declaration, snapshot)
         except DAMAGE as error:
-            self.damaged_records += 1
-            self.ids_omitted |= "omitted" in str(error)
+            self._damaged(error)
             self._skip(rows, DAMAGED)
 
     def _judge(self, engine: _Engine, rank: _Rank, declaration: Declaration, snapshot: PlanSnapshot) -> None:
@@ -280,6 +281,12 @@ class Replay:
         for group in engine.topology.groups:
             if not group.judged:
                 coverage.other_rows[f"group {group.group_id} ({group.kind})"] += requests * ranks
+
+    def _damaged(self, error: Exception) -> None:
+        if "omitted" in str(error):
+            self.ids_omitted = True
+        else:
+            self.damaged_records += 1
 
     def _undeclared(self, engine: _Engine, step: int) -> None:
         if step in engine.undeclared:

@@ -114,7 +114,7 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
     for setup in replay.setups:
         name = f"engine {setup.dp_rank}" if len(replay.setups) > 1 else "the engine"
         yield from _engine_limits(setup, name)
-    if replay.undeclared_steps:
+    if replay.undeclared_steps and not replay.ids_omitted:  # else the declarations are there, and cannot be read
         yield f"{replay.undeclared_steps:,} steps were carried out without a declaration in the trace"
     if replay.damaged_records:
         yield f"{replay.damaged_records:,} records contradict themselves"
@@ -160,8 +160,9 @@ def _notes(replay: Replay) -> Iterator[str]:
             yield f"{log.name}: killed or still running, and nothing that it produced is missing"
         if log.unknown:
             yield f"{log.name}: {log.unknown:,} records of events that this version does not know"
-        if log.coverage and (faults := sum(log.coverage.hook_faults.values())):
-            yield f"{log.name}: {faults:,} faults in kvscope's own hooks"
+        faults = {hook: count for hook, count in log.coverage.hook_faults.items() if count} if log.coverage else {}
+        if faults:
+            yield f"{log.name}: {sum(faults.values()):,} faults in kvscope's own hooks ({', '.join(faults)})"
     for name, rows in replay.coverage.other_rows.items():
         yield f"{name}: {rows:,} rows with semantics that no rule judges"
     for setup in replay.setups:

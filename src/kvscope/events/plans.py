@@ -11,7 +11,7 @@ from kvscope.events.envelope import Runs, given
 from kvscope.events.names import PLAIN, RequestNames, known
 from kvscope.events.ranges import Integers, from_ranges, from_runs, to_ranges, to_runs
 from kvscope.events.schema import BoundaryRecord, ReadRecord, TableRow, WriteRecord
-from kvscope.facts.plans import DummyRun, GroupSnapshot, Int64, PlanSnapshot
+from kvscope.facts.plans import DummyRun, GroupSnapshot, Int32, Int64, PlanSnapshot
 
 
 def write_read_records(
@@ -106,10 +106,15 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
     """The snapshot that a kv.write and its kv.read were made of.
 
     Raises:
-        ValueError: the two do not belong together, or the trace was written without request ids.
+        ValueError: the two do not belong together or contradict themselves, or the trace was written without request
+            ids.
+        OverflowError: a number is larger than any that was recorded.
     """
     if (write.trace_id, write.step, write.groups) != (read.trace_id, read.step, read.groups):
         raise ValueError("this kv.write and this kv.read are not of the same step")
+    if write.requests != read.requests:
+        raise ValueError("this kv.write and this kv.read are not of the same requests")
+    _require_each_group(write, read)
     query_lens = np.array(write.query_len, dtype=np.int64)
     first = np.array(write.first_position, dtype=np.int64)
     last = first + query_lens - 1 if _absent(write.last_position) else np.array(write.last_position, dtype=np.int64)
@@ -123,12 +128,12 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
         step=given(write.step, 0),
         trace_id=given(write.trace_id, ""),
         request_ids=[known(name) for name in write.requests],
-        query_lens=query_lens.astype(np.int32),
+        query_lens=_int32(query_lens),
         first_positions=first,
         last_positions=last,
         positions=positions,
-        computed=computed.astype(np.int32),
-        seq_lens=seq_lens.astype(np.int32),
+        computed=_int32(computed),
+        seq_lens=_int32(seq_lens),
         num_tokens=write.num_tokens,
         graph_mode=write.graph_mode,
         exact=given(write.exact, True),
@@ -138,7 +143,7 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
 
 def _group(write: WriteRecord, read: ReadRecord, index: int) -> GroupSnapshot:
     needed = np.array(read.blocks_needed[index], dtype=np.int64)
-    ignored = np.zeros_like(needed) if isinstance(read.tail_ignored, UnsetType) else read.tail_ignored[index]
+    ignored = 0 if isinstance(read.tail_ignored, UnsetType) else np.array(read.tail_ignored[index], dtype=np.int64)
     skipped = np.zeros_like(needed) if isinstance(read.window_skipped, UnsetType) else read.window_skipped[index]
     rest: list[Runs] = [] if isinstance(write.slots_rest, UnsetType) else [write.slots_rest[index]]
     enabled = [] if isinstance(write.padding_enabled, UnsetType) else [write.padding_enabled[index]]
@@ -148,12 +153,26 @@ def _group(write: WriteRecord, read: ReadRecord, index: int) -> GroupSnapshot:
         slots=from_runs([*write.slots[index], *rest]),
         padding_slots=write.padding_slots[index],
         padding_enabled=from_runs(enabled),
-        table_blocks=(needed + ignored).astype(np.int32),
-        blocks_needed=needed.astype(np.int32),
+        table_blocks=_int32(needed + ignored),
+        blocks_needed=_int32(needed),
         window_skipped=np.array(skipped, dtype=np.int32),
         digests=np.array([int(digest, 16) for digest in read.digest[index]], dtype=np.uint64),
         tables={entry.row: np.array(from_ranges(entry.blocks), dtype=np.int32) for entry in tables},
     )
+
+
+def _require_each_group(write: WriteRecord, read: ReadRecord) -> None:
+    by_group = (write.slots, write.padding_slots, write.slots_rest, write.padding_enabled, write.target_blocks,
+                read.blocks_needed, read.digest, read.window_skipped, read.tail_ignored, read.tables)  # fmt: skip
+    if any(not isinstance(column, UnsetType) and len(column) != len(write.groups) for column in by_group):
+        raise ValueError("a column has not one entry a group")
+
+
+def _int32(values: Int64) -> Int32:
+    narrow = values.astype(np.int32)
+    if (narrow != values).any():
+        raise OverflowError("a number is larger than any that was recorded")
+    return narrow
 
 
 def dummy_record(dummy: DummyRun) -> BoundaryRecord:

@@ -12,6 +12,9 @@ from kvscope.events.envelope import Ranges, Runs
 
 Integers = npt.NDArray[np.integer[Any]]
 
+MOST_VALUES = 1 << 22
+"""No step has more tokens and no request more blocks: a damaged number must not ask for all of the reader's memory."""
+
 
 def _starts(values: Integers) -> npt.NDArray[np.bool_]:
     """True where an ascending run of neighbours starts. ``values`` is not empty."""
@@ -34,6 +37,12 @@ def to_ranges(values: Integers | Sequence[int]) -> Ranges:
 
 
 def from_ranges(ranges: Ranges) -> list[int]:
+    """The inverse of :func:`to_ranges`.
+
+    Raises:
+        ValueError: an item is no range, or there are more than ``MOST_VALUES`` values.
+    """
+    _require_few(sum(max(last - first + 1, 0) for first, last in ranges))
     return [value for first, last in ranges for value in range(first, last + 1)]
 
 
@@ -76,8 +85,9 @@ def from_runs(rows: Sequence[Runs]) -> npt.NDArray[np.int64]:
     """All rows behind each other.
 
     Raises:
-        ValueError: an item is neither a value nor a range nor a counted value.
+        ValueError: an item is neither a value nor a range nor a counted value, or there are more than ``MOST_VALUES``.
     """
+    _require_few(sum(_size(item) for row in rows if not isinstance(row, int) for item in row))
     values: list[int] = []
     for row in rows:
         if isinstance(row, int):
@@ -93,3 +103,14 @@ def from_runs(rows: Sequence[Runs]) -> npt.NDArray[np.int64]:
             else:
                 raise ValueError(f"{item} is not a run")
     return np.array(values, dtype=np.int64)
+
+
+def _size(item: int | list[int]) -> int:
+    if isinstance(item, int):
+        return 1
+    return max(item[1] - item[0] + 1, 0) if len(item) == 2 else item[-1] if len(item) == 3 else 0
+
+
+def _require_few(count: int) -> None:
+    if count > MOST_VALUES:
+        raise ValueError(f"{count} values stand where {MOST_VALUES} are the most")

@@ -13,6 +13,7 @@ from kvscope.analysis.replay import NO_DECLARATION, NO_TABLE, PARTIAL, Replay
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.catalog import RULES
+from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
 from kvscope.facts.requests import Declaration, StepRequests
 from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
@@ -337,3 +338,71 @@ def test_numbers_that_no_host_has_are_damage_and_no_crash(tmp_path: Path) -> Non
     assert verdict.word == INCONCLUSIVE
     assert replay.damaged_records > 0
     assert np.isfinite(replay.coverage.share)
+
+
+@pytest.mark.parametrize(
+    ("process", "before", "after"),
+    [
+        ("engine", '"block_delta":[[[1,3]]]', '"block_delta":[[[1,3000000000000]]]'),
+        ("worker", '"query_len":[1,', '"query_len":[4294967297,'),
+        ("worker", '"slots":[[[[16,', '"slots":[[[[-9000000000000,'),
+        ("worker", '"padding_slots":[3]', '"padding_slots":[3000000000]'),
+        ("worker", '"blocks_needed":[[3,', '"blocks_needed":[[4,'),
+        ("worker", '"blocks_needed":[[3,', '"blocks_needed":[[18446744073709551616,'),
+        ("worker", '"blocks_needed":[[', '"blocks_needed":[[3,3],['),
+        ("worker", '"event":"kv.read","schema":"kvscope.trace/1","trace_id":"run-5"', '"event":"kv.read"'),
+        ("worker", '"trace_id":"run-5"', '"trace_id":"run-6"'),
+        ("worker", '"schema":"kvscope.trace/1","trace_id":"run-5"', '"schema":"kvscope.trace/2","trace_id":"run-5"'),
+    ],
+)  # fmt: skip
+def test_a_record_that_cannot_be_true_is_never_part_of_a_clean_verdict(
+    tmp_path: Path, process: str, before: str, after: str
+) -> None:
+    run = sound(tmp_path)
+    changed: list[int] = []
+
+    def change(lines: list[str]) -> list[str]:
+        changed.append(sum(before in line for line in lines))
+        return [line.replace(before, after) for line in lines]
+
+    edit(run, process, change)
+    assert changed[0]
+    _, verdict = judged(run, min_coverage=0.0)
+    assert (verdict.word, verdict.findings) == (INCONCLUSIVE, [])
+
+
+def test_a_kv_read_of_other_requests_is_not_taken_for_the_one_of_the_kv_write(tmp_path: Path) -> None:
+    run = sound(tmp_path)
+    edit(run, "worker", lambda lines: [line.replace('"requests":["r1","r2"]', '"requests":["r2","r1"]')
+                                       if '"kv.read"' in line else line for line in lines])  # fmt: skip
+    assert judged(run, min_coverage=0.0)[1].word == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [(RequestNames("hashed", b"0123456789abcdef"), FINDINGS), (RequestNames("omitted"), FINDINGS)],
+    ids=["hashed", "omitted"],
+)
+def test_without_plain_request_ids(tmp_path: Path, names: RequestNames, word: str) -> None:
+    builder = TraceBuilder(tmp_path / "run", names=names)
+    SCENARIOS["write_foreign_block"](builder)
+    replay, verdict = judged(builder.close())
+    assert verdict.word == word
+    assert replay.damaged_records == 0
+    if names.mode == "hashed":
+        assert verdict.agree
+        assert replay.findings.folded()[0].first.request_id == names("r1")
+    else:
+        assert any('request_ids = "omitted"' in reason for reason in verdict.reasons)
+        assert not any("contradict" in reason for reason in verdict.reasons)
+
+
+def test_a_sound_run_without_request_ids_is_inconclusive_and_says_why(tmp_path: Path) -> None:
+    builder = TraceBuilder(tmp_path / "run", names=RequestNames("omitted"))
+    warm(builder)
+    _, verdict = judged(builder.close())
+    assert verdict.word == INCONCLUSIVE
+    assert verdict.reasons == [
+        'written with request_ids = "omitted": requests cannot be told apart',
+        "coverage 0.0 % is below 0.99 (4 declaration missing)",
+    ]

@@ -52,3 +52,16 @@ def test_runs_are_short_for_decode_prefill_and_padding() -> None:
 def test_an_item_that_is_no_run_is_refused(damaged: list[int | list[int]]) -> None:
     with pytest.raises(ValueError, match="is not a run"):
         from_runs([damaged])
+
+
+@pytest.mark.parametrize("last", [10**8, 2**63, 10**30])
+def test_a_damaged_number_does_not_ask_for_all_memory(last: int) -> None:
+    for read in (
+        lambda: from_ranges([[0, last]]),
+        lambda: from_ranges([[0, 10**6]] * 5),
+        lambda: from_runs([[[0, last]]]),
+        lambda: from_runs([[[7, 7, last]]]),
+    ):
+        with pytest.raises(ValueError, match="are the most"):
+            read()
+    assert from_ranges([[5, 2], [3, -(10**30)]]) == []
