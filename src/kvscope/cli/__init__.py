@@ -12,6 +12,8 @@ from kvscope import __version__
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the console script calls; the return value is the exit code."""
@@ -19,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         sys.stdout.write(f"kvscope {__version__}\n")
         return 0
-    from kvscope.cli.app import run
+    try:
+        from kvscope.cli.app import run
 
-    return run(given)
+        return run(given)
+    except KeyboardInterrupt:  # while the command was loaded
+        return INTERRUPTED

@@ -11,14 +11,15 @@ from typing import Any
 import typer
 
 from kvscope import __version__
+from kvscope.cli import INTERRUPTED
 from kvscope.cli.screen import ReaderGoneError
 from kvscope.errors import KvscopeError
+from kvscope.reports.printable import clean
 
 VERBS = ("demo", "doctor", "selftest", "info", "check", "rules", "schema")
 """In the order in which a stranger needs them. Each is a module here with a function ``command``."""
 
 UNUSABLE = 2
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
@@ -51,6 +52,10 @@ def _options(
 
 def run(arguments: list[str]) -> int:
     """Run one command line. Never raises, never shows a traceback."""
+    if sys.stdout is None:  # closed by who started us: there is an exit code all the same
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123  it stays open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123  it stays open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that is not UTF-8 must not end the report
             stream.reconfigure(errors="backslashreplace")
@@ -58,12 +63,12 @@ def run(arguments: list[str]) -> int:
         code = build()(args=arguments or ["--help"], prog_name="kvscope", standalone_mode=False)
         sys.stdout.flush()
     except (ReaderGoneError, BrokenPipeError):
-        # What is still buffered must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return _reader_gone()
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit as end:  # completion ends this way
+    except SystemExit as end:  # completion ends this way, and the parser's help where nobody reads it
+        if isinstance(end.__context__, BrokenPipeError):
+            return _reader_gone()
         return end.code if isinstance(end.code, int) else 0
     except KvscopeError as error:
         return _fail(str(error))
@@ -74,8 +79,14 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _reader_gone() -> int:
+    """What is still buffered must not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return BROKEN_PIPE
+
+
 def _fail(message: str) -> int:
-    line = " ".join(message.split())
+    line = clean(" ".join(message.split()))
     sys.stderr.write(f"kvscope: {line}\n")
     return UNUSABLE
 

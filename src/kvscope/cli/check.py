@@ -70,6 +70,7 @@ def _document(path: Path, replay: Replay, verdict: Verdict) -> dict[str, object]
 
 
 def _report(path: Path, verdict: Verdict) -> list[Line]:
+    from kvscope.checks.catalog import RULES
     from kvscope.reports.prepare import prepare
     from kvscope.reports.terminal import draw
 
@@ -89,7 +90,8 @@ def _report(path: Path, verdict: Verdict) -> list[Line]:
     for note in verdict.notes:
         lines += wrapped(f"note: {note}", style="dim")
     if verdict.findings:
-        return [*lines, *next_command("kvscope", "rules", verdict.findings[0].first.reason)]
+        known = [entry.first.reason for entry in verdict.findings if entry.first.reason in RULES]
+        return [*lines, *next_command("kvscope", "rules", *known[:1])]
     return [*lines, *next_command("kvscope", "info", path)]
 
 
@@ -117,7 +119,5 @@ def _agreement(verdict: Verdict) -> list[Line]:
 
 
 def _key_text(key: Key) -> str:
-    from kvscope.reports.wording import clean
-
     reason, group, request = key
-    return f"{reason} (request {clean(request) if request else '-'}, group {'-' if group is None else group})"
+    return f"{reason} (request {request or '-'}, group {'-' if group is None else group})"

@@ -314,7 +314,8 @@ class Demo:
 
     def _kvscope(self, verb: str, path: Path) -> int:
         """Run another verb on a trace as a person would, and give its exit code."""
-        from kvscope.cli.app import INTERRUPTED, run
+        from kvscope.cli import INTERRUPTED
+        from kvscope.cli.app import run
 
         arguments = [verb, shown(path)]
         self._say([("dim", f"$ kvscope {' '.join(arguments)}")])

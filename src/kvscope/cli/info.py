@@ -101,7 +101,9 @@ def _process(process: ProcessSummary) -> list[Line]:
         indent=2,
         label_width=24,
     )
-    troubles = [f"{count:,} {what}" for what, count in process.lost.items()]
+    from kvscope.analysis.verdict import counted
+
+    troubles = [counted(count, what) for what, count in process.lost.items()]
     troubles += [f"{count:,} dropped ({cause})" for cause, count in process.dropped.items()]
-    troubles += [f"{count:,} faults in hook {hook}" for hook, count in process.hook_faults.items()]
+    troubles += [f"{counted(count, 'faults')} in hook {hook}" for hook, count in process.hook_faults.items()]
     return lines + facts([("", text) for text in troubles], indent=2, label_width=24)

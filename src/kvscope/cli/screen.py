@@ -9,9 +9,12 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import typer
+
+from kvscope.reports.printable import clean, clean_json
 
 WIDTH = 80
 Line = tuple[str, str]
@@ -36,7 +39,8 @@ class ReaderGoneError(Exception):
 
 
 def show(lines: Iterable[Line]) -> None:
-    """Print styled lines; styles only where a terminal shows them."""
+    """Print styled lines; styles only where a terminal shows them. No text can draw on the terminal by itself."""
+    lines = [(style, clean(text)) for style, text in lines]
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         _show_styled(lines)
         return
@@ -75,8 +79,23 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def show_json(document: object) -> None:
-    """Print one JSON document, indented."""
-    _write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    """Print one JSON document, indented: valid JSON whatever the terminal's encoding, and readable where it can be."""
+    try:
+        encoded = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # a path that is not UTF-8
+        encoded = msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
+    only_ascii = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
+    _write(clean_json(msgspec.json.format(encoded, indent=2).decode(), only_ascii=only_ascii) + "\n")
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value
 
 
 def facts(pairs: Iterable[tuple[str, str]], *, indent: int = 0, label_width: int = 14) -> list[Line]:

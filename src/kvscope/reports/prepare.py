@@ -15,7 +15,8 @@ from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
 from kvscope.events.frozen import frozen_line
-from kvscope.reports.wording import access_of, clean, listed, value_text
+from kvscope.reports.printable import clean
+from kvscope.reports.wording import access_of, listed, value_text
 
 UNWATCHED = "the allocator itself: not watched in this version"
 SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE_POOL: "x"}

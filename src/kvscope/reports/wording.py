@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvscope.analysis.scene import Scene
 from kvscope.checks.finding import Finding
+from kvscope.reports.printable import clean
 
 SLOT, BLOCK, BLOCKS, TOKENS, POSITION = "slot", "block", "blocks", "tokens", "position"
 
@@ -30,11 +31,6 @@ _ACTION_OF_FAMILY = {
     "handover": "HANDED OVER",
     "dummy": "DUMMY RUN",
 }
-
-
-def clean(text: str) -> str:
-    """The text on one line: a client chooses its request ids, and must not be able to draw on a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def listed(names: Sequence[str], most: int) -> str:
