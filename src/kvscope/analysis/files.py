@@ -6,6 +6,7 @@ finding was made, ``incident-<n>.jsonl``.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class ProcessFiles(msgspec.Struct, kw_only=True):
 class RunFiles(msgspec.Struct, kw_only=True):
     """What was found at ``asked``. ``whole_run`` is False where a single file was asked for.
 
-    ``others`` are the runs that stand beside the one that was chosen, newest first.
+    ``others`` are the runs that stand beside the one that was chosen, newest first, and ``unreadable`` the folders
+    beside it that could be runs for all that can be seen.
     """
 
     asked: Path
@@ -45,11 +47,8 @@ class RunFiles(msgspec.Struct, kw_only=True):
     processes: list[ProcessFiles]
     incidents: list[Path]
     others: list[Path]
+    unreadable: list[Path]
     whole_run: bool
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(path.stat().st_size for process in self.processes for path in process.paths if path.exists())
 
 
 def find(asked: Path) -> RunFiles:
@@ -62,8 +61,9 @@ def find(asked: Path) -> RunFiles:
         if asked.is_file():
             return _single(asked)
         if not asked.is_dir():
-            raise UnreadableTraceError(str(asked), "no such file or folder; give a run's folder, or one of its files")
-        runs = [asked] if _process_files(asked) else _runs_in(asked)
+            what = "neither a file nor a folder" if asked.exists() else "no such file or folder"
+            raise UnreadableTraceError(str(asked), f"{what}; give a run's folder, or one of its files")
+        runs, unreadable = ([asked], []) if _process_files(asked) else _runs_in(asked)
         if not runs:
             message = "no trace in this folder; expected files such as engine-0-<pid>.0.jsonl, or folders of runs"
             raise UnreadableTraceError(str(asked), message)
@@ -74,6 +74,7 @@ def find(asked: Path) -> RunFiles:
             processes=_process_files(chosen),
             incidents=sorted(chosen.glob("incident-*.jsonl")),
             others=runs[1:],
+            unreadable=unreadable,
             whole_run=True,
         )
     except OSError as error:
@@ -93,7 +94,13 @@ def _single(path: Path) -> RunFiles:
         shared=shared if named and shared.is_file() else None,
     )
     return RunFiles(
-        asked=path, directory=path.parent, processes=[process], incidents=[], others=[], whole_run=named is None
+        asked=path,
+        directory=path.parent,
+        processes=[process],
+        incidents=[],
+        others=[],
+        unreadable=[],
+        whole_run=named is None,
     )
 
 
@@ -101,7 +108,7 @@ def _process_files(directory: Path) -> list[ProcessFiles]:
     found: dict[tuple[int, int, int], dict[int, Path]] = {}
     for path in directory.glob("*.jsonl"):
         named = _NAME.fullmatch(path.name)
-        if named and path.is_file():
+        if named and (path.is_file() or path.is_symlink()):  # a link that leads nowhere is a file that is missing
             key = (PROCESS_ORDER.index(named["process"]), int(named["rank"]), int(named["pid"]))
             found.setdefault(key, {})[int(named["n"])] = path
     processes: list[ProcessFiles] = []
@@ -122,11 +129,25 @@ def _process_files(directory: Path) -> list[ProcessFiles]:
     return processes
 
 
-def _runs_in(directory: Path) -> list[Path]:
-    """The folders in this one that hold a run, the one that was written to last first."""
-    runs = [
-        (max(path.stat().st_mtime_ns for process in processes for path in process.paths), child)
-        for child in sorted(directory.iterdir())
-        if child.is_dir() and (processes := _process_files(child))
-    ]
-    return [child for _, child in sorted(runs, reverse=True)]
+def _runs_in(directory: Path) -> tuple[list[Path], list[Path]]:
+    """The folders in this one that hold a run, the one that was written to last first; and those that cannot be read.
+
+    A folder that a link in this one leads to as well is one run, under its own name.
+    """
+    runs: dict[Path, tuple[int, Path]] = {}
+    unreadable: list[Path] = []
+    for child in sorted(directory.iterdir(), key=lambda path: (path.is_symlink(), path)):
+        if child.is_dir() and not os.access(child, os.R_OK | os.X_OK):
+            unreadable.append(child)
+        elif child.is_dir() and child.resolve() not in runs and (processes := _process_files(child)):
+            written_ns = max(_written_ns(path) for process in processes for path in process.paths)
+            runs[child.resolve()] = (written_ns, child)
+    return [child for _, child in sorted(runs.values(), reverse=True)], unreadable
+
+
+def _written_ns(path: Path) -> int:
+    """When the file was written to last; 0 where it is gone by now."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

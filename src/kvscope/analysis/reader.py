@@ -4,7 +4,8 @@ Clocks of two processes are never compared. Records are merged by step: within a
 before those that carry it out, and within a process the order of writing holds. Memory does not grow with the trace.
 
 A file may end at any byte, hold lines that are no records, or be missing: that is counted in the process's log, for
-others to judge by. Only what cannot be a trace at all is an error.
+others to judge by. Only what cannot be a trace at all is an error. Of a file that still grows, what was there when the
+run was opened is read, so that reading ends.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LONGEST_LINE_BYTES = 64 << 20
 """A longer line is no record: without a limit a file without line ends would be read into memory as a whole."""
 
 _TAIL_BYTES = 256 << 10
+
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04")
+"""How files by gzip, zstd, xz, bzip2 and zip start."""
 
 _LOOK_AHEAD = 64
 """Lines in which a process has to introduce itself with kv.enabled before it is read without an introduction."""
@@ -116,8 +120,11 @@ class Trace:
     def __init__(self, files: RunFiles, logs: list[ProcessLog]) -> None:
         self.files = files
         self.logs = logs
-        self.size_bytes = files.size_bytes
         self.bytes_read = 0
+        # Workers first: of what they carried out until now, the declarations are then in EngineCore's file.
+        paths = [path for process in reversed(files.processes) for path in process.paths]
+        self._sizes = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+        self.size_bytes = sum(self._sizes.values())
 
     @classmethod
     def open(cls, path: Path | str) -> Trace:
@@ -130,8 +137,7 @@ class Trace:
         trace = cls(files, [ProcessLog(files=process) for process in files.processes])
         introduced = [trace._introduce(log) for log in trace.logs]
         if not any(introduced):
-            empty = all(file.stat().st_size == 0 for process in files.processes for file in process.paths)
-            raise UnreadableTraceError(str(path), "is empty" if empty else f"holds no complete {SCHEMA} record")
+            raise UnreadableTraceError(str(path), _why_unreadable(files))
         return trace
 
     @property
@@ -173,7 +179,7 @@ class Trace:
 
     def _stream(self, log: ProcessLog) -> Iterator[Record]:
         for path in log.files.paths:
-            for line in _lines(path, log):
+            for line in _lines(path, log, self._sizes[path]):
                 self.bytes_read += len(line)
                 record = _decoded(line)
                 if record is None or record.schema != SCHEMA:
@@ -197,10 +203,24 @@ def step_of(record: Record) -> int:
     return int(record.after_step) if record.after_step is not UNSET else 0
 
 
-def _lines(path: Path, log: ProcessLog) -> Iterator[bytes]:
+def _why_unreadable(files: RunFiles) -> str:
+    starts = []
+    for path in (path for process in files.processes for path in process.paths):
+        with path.open("rb") as file:
+            starts.append(file.read(6))
+    if not any(starts):
+        return "is empty"
+    packed = any(start.startswith(_PACKED) for start in starts)
+    return "is compressed; unpack it first" if packed else f"holds no complete {SCHEMA} record"
+
+
+def _lines(path: Path, log: ProcessLog, size_bytes: int | None = None) -> Iterator[bytes]:
+    """The lines that begin within the first ``size_bytes``."""
     try:
         with path.open("rb") as file:
-            while line := file.readline(LONGEST_LINE_BYTES):
+            done = 0
+            while (size_bytes is None or done < size_bytes) and (line := file.readline(LONGEST_LINE_BYTES)):
+                done += len(line)
                 yield line
     except FileNotFoundError:  # the process rotates its files while they are being read
         log.vanished.append(path.name)

@@ -76,13 +76,19 @@ def _losses(replay: Replay) -> Iterator[str]:
     """What should be in the files and is not."""
     for log in replay.trace.logs:
         for what, count in losses_of(log).items():
-            yield f"{log.name}: {count:,} {what}"
+            yield f"{log.name}: {counted(count, what)}"
         if log.truncated:
             yield f"{log.name}: the last line is a fragment, the file was cut off"
         elif not log.ended and log.status is None:
             yield f"{log.name}: the end is missing, the process was killed or still runs"
         for cause, count in log.dropped.items():
-            yield f"{log.name}: {count:,} records dropped ({cause})"
+            yield f"{log.name}: {counted(count, 'records')} dropped ({cause})"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 record lost``, ``2 records lost``: ``what`` starts with a plural."""
+    noun, space, rest = what.partition(" ")
+    return f"{count:,} {noun.removesuffix('s') if count == 1 else noun}{space}{rest}"
 
 
 def losses_of(log: ProcessLog) -> dict[str, int]:
@@ -90,10 +96,10 @@ def losses_of(log: ProcessLog) -> dict[str, int]:
     found = {
         "records missing before the first one": 0 if _deletion_declared(log) else log.missing_first,
         "records missing in between": log.missing,
-        "lines that are no record": log.garbage,
+        "lines without a record": log.garbage,
         "records out of order or twice": log.repeated,
-        "records lost when the process ended": log.lost_at_end,
-        "files vanished while they were read": len(log.vanished),
+        "records produced and not written (killed, or still running)": log.lost_at_end,
+        "files that vanished while being read": len(log.vanished),
     }
     return {what: count for what, count in found.items() if count}
 
@@ -159,12 +165,12 @@ def _notes(replay: Replay) -> Iterator[str]:
         if log.status and not log.ended and not log.lost_at_end and not log.truncated:
             yield f"{log.name}: killed or still running, and nothing that it produced is missing"
         if log.unknown:
-            yield f"{log.name}: {log.unknown:,} records of events that this version does not know"
+            yield f"{log.name}: {counted(log.unknown, 'records')} of events that this version does not know"
         faults = {hook: count for hook, count in log.coverage.hook_faults.items() if count} if log.coverage else {}
         if faults:
-            yield f"{log.name}: {sum(faults.values()):,} faults in kvscope's own hooks ({', '.join(faults)})"
+            yield f"{log.name}: {counted(sum(faults.values()), 'faults')} in kvscope's own hooks ({', '.join(faults)})"
     for name, rows in replay.coverage.other_rows.items():
-        yield f"{name}: {rows:,} rows with semantics that no rule judges"
+        yield f"{name}: {counted(rows, 'rows')} with semantics that no rule judges"
     for setup in replay.setups:
         off = sorted({rule.part for rule in RULES.values()} - setup.parts)
         if off and setup.parts:
@@ -173,6 +179,9 @@ def _notes(replay: Replay) -> Iterator[str]:
         count = len(replay.trace.files.others)
         more = "1 older run stands" if count == 1 else f"{count} older runs stand"
         yield f"{more} beside this one; give a run's folder to choose"
+    if replay.trace.files.unreadable:
+        names = ", ".join(folder.name for folder in replay.trace.files.unreadable[:3])
+        yield f"folders beside this run that may not be read, and may be newer: {names}"
 
 
 def _output_setting(replay: Replay, name: str) -> object:

@@ -157,7 +157,7 @@ def test_the_shared_file_tells_the_exact_loss_of_a_killed_process(tmp_path: Path
     verdict = verdict_of(Replay(Trace.open(run)).run())
     assert (verdict.word, verdict.reasons) == (
         INCONCLUSIVE,
-        ["all-0-100: 7 records lost when the process ended"],
+        ["all-0-100: 7 records produced and not written (killed, or still running)"],
     )
 
 
@@ -203,7 +203,7 @@ def test_a_killed_run_that_lost_something_is_inconclusive(tmp_path: Path) -> Non
     verdict = verdict_of(Replay(Trace.open(_killed(tmp_path, steps=300, lost=1))).run())
     assert (verdict.word, verdict.reasons) == (
         INCONCLUSIVE,
-        ["worker-0-200: 1 records lost when the process ended"],
+        ["worker-0-200: 1 record produced and not written (killed, or still running)"],
     )
 
 

@@ -232,7 +232,7 @@ def test_a_declaration_dropped_from_the_queue_causes_no_finding(tmp_path: Path) 
     edit(run, "all", drop)
     _, verdict = judged(run)
     assert (verdict.word, verdict.findings) == (INCONCLUSIVE, [])
-    assert "all-0-100: 1 records dropped (queue_records)" in verdict.reasons
+    assert "all-0-100: 1 record dropped (queue_records)" in verdict.reasons
 
 
 def _numbered(line: str, number: int) -> str:
@@ -247,7 +247,7 @@ def test_a_deleted_finding_is_found_again(tmp_path: Path) -> None:
     edit(run, "worker", lambda lines: [line for line in lines if "kv.violation" not in line])
     _, verdict = judged(run)
     assert (verdict.word, verdict.only_replay) == (FINDINGS, [("write_foreign_block", 0, "r1")])
-    assert "worker-0-200: 1 records missing in between" in verdict.reasons
+    assert "worker-0-200: 1 record missing in between" in verdict.reasons
 
 
 def test_a_killed_worker_leaves_rows_that_are_counted_and_not_guessed(tmp_path: Path) -> None:
