@@ -131,6 +131,7 @@ class PluginHub:
             return
         topology = read_topology(kv_cache_config)
         observer.bind_topology(topology)
+        observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
         if "engine" not in run.roles:

@@ -268,13 +268,17 @@ def test_a_folder_from_the_environment_travels_in_the_environment(
 # Observers ------------------------------------------------------------------------------------------------------------
 
 
+def runner(device: str = "cpu") -> Any:
+    return SimpleNamespace(device=SimpleNamespace(type=device))
+
+
 def one_process(hub: PluginHub, **config: Any) -> tuple[Any, Any, Any]:
     """Front end, scheduler and worker of one engine in one process, in the order in which vLLM makes them."""
     of = vllm_config(**config)
     hub.configure_frontend(of)
     hub.configure_engine(of)
     hub.configure_worker(of)
-    worker = SimpleNamespace(vllm_config=of, rank=0, model_runner=SimpleNamespace())
+    worker = SimpleNamespace(vllm_config=of, rank=0, model_runner=runner())
     scheduler = SimpleNamespace(vllm_config=of, kv_cache_config=cache_config())
     processor = SimpleNamespace()
     hub.attach_worker(worker)
@@ -298,7 +302,7 @@ def test_every_host_object_gets_its_observer(hub: PluginHub) -> None:
 def test_a_worker_in_a_process_of_its_own_opens_its_trace(hub: PluginHub) -> None:
     of = vllm_config(parallel={"tensor_parallel_size": 2, "world_size": 2})
     hub.configure_worker(of)
-    worker = SimpleNamespace(vllm_config=of, rank=1, model_runner=SimpleNamespace())
+    worker = SimpleNamespace(vllm_config=of, rank=1, model_runner=runner())
     hub.attach_worker(worker)
     hub.attach_runner(worker, cache_config())
     run = hub.run(os.getpid(), "one")
@@ -324,6 +328,8 @@ def test_a_runner_of_a_worker_that_is_not_observed_is_left_alone(hub: PluginHub)
 
 def test_a_runner_that_goes_another_way_is_said_to(hub: PluginHub, host: type[Any]) -> None:
     class OwnSlots(host):  # type: ignore[misc, valid-type]  # the host is made by a fixture
+        device = SimpleNamespace(type="cpu")
+
         def slots(self) -> None:
             """Without the host's."""
 

@@ -37,6 +37,8 @@ class EngineObserver(Observer, Protocol):
 class WorkerObserver(Observer, Protocol):
     """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
 
+    reads_host_tensors: bool
+
     @property
     def expects_no_plan(self) -> bool: ...
 

@@ -46,13 +46,21 @@ class Hook:
         start = perf_counter_ns()
         try:
             action(*arguments)
-        except (ViolationError, ConfigurationError):
-            raise
-        except Exception as error:  # noqa: BLE001 - any fault of ours must not reach the host; it is counted and logged
-            self._fault(error)
+        except Exception as error:  # noqa: BLE001 - fenced: `caught` raises only what is meant to reach vLLM
+            self.caught(error)
         finally:
-            self.calls += 1
-            self.time_ns += perf_counter_ns() - start
+            self.spent(start)
+
+    def spent(self, start_ns: int) -> None:
+        """Count a call that began at ``start_ns`` of ``perf_counter_ns``."""
+        self.calls += 1
+        self.time_ns += perf_counter_ns() - start_ns
+
+    def caught(self, error: Exception) -> None:
+        """Raise what kvscope means to raise; count and swallow every other fault of ours."""
+        if isinstance(error, (ViolationError, ConfigurationError)):
+            raise error
+        self._fault(error)
 
     def native_error(self, observer: Any, error: BaseException) -> None:
         """The host itself raised across this seam; it is told and goes on unchanged."""

@@ -14,16 +14,17 @@ def read_result(output: Any) -> StepResult | None:
     An asynchronous output (V1 ``AsyncGPUModelRunnerOutput``, V2 ``AsyncOutput``) has its ids at once and its tokens
     only after a copy; ``get_output`` may be called once, so it is left to the host.
     """
-    inner = output
-    for name in ("model_runner_output", "_model_runner_output"):
-        inner = getattr(inner, name, inner)
-    request_ids = getattr(inner, "req_ids", None)
-    if request_ids is None:
-        return None
-    sampled = inner.sampled_token_ids if inner is output else None
-    if not sampled:
-        return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
-    return StepResult(request_ids=tuple(request_ids), sampled_tokens=tuple(map(len, sampled)))
+    request_ids = getattr(output, "req_ids", None)
+    if request_ids is not None:
+        sampled = output.sampled_token_ids
+        if sampled:
+            return StepResult(request_ids=tuple(request_ids), sampled_tokens=tuple(map(len, sampled)))
+    else:
+        for name in ("model_runner_output", "_model_runner_output"):
+            request_ids = getattr(getattr(output, name, None), "req_ids", request_ids)
+        if request_ids is None:
+            return None
+    return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
 
 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:

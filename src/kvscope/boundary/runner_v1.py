@@ -12,47 +12,73 @@ import numpy as np
 
 from ..facts.plans import DummyRun, GroupPlan, Plan
 
+VIEWS = "_kvscope_views"
+"""Attribute by which a runner carries the arrays over its own buffers."""
 
-def _on_host(*tensors: Any) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+class HostViews:
+    """NumPy arrays over the buffers that a runner on the host keeps for its lifetime.
+
+    Making an array out of a tensor costs more than judging a decoding batch, so it is done once for each buffer. On a
+    CPU a table's "device" buffer is its host buffer (``CPUModelRunner._postprocess_tensors``).
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self.batch = runner.input_batch
+        self.positions_tensor, self.seq_lens_tensor = runner.positions, runner.seq_lens
+        self.positions = runner.positions.numpy()
+        self.seq_lens = runner.seq_lens.numpy()
+        self.tables = [
+            (
+                table.block_table.gpu.numpy(),
+                table.num_blocks_per_row,
+                table.slot_mapping.gpu.data_ptr(),
+                table.slot_mapping.gpu.numpy(),
+            )
+            for table in runner.input_batch.block_table.block_tables
+        ]
+
+    def fit(self, runner: Any) -> bool:
+        """Whether the runner still has these buffers; it makes others when its cache is laid out anew."""
+        return (
+            runner.input_batch is self.batch
+            and runner.positions is self.positions_tensor
+            and runner.seq_lens is self.seq_lens_tensor
+        )
 
 
 def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     by_group, _ = result
     if by_group is None or observer.expects_no_plan:
         return
-    if not _on_host(runner.positions, *by_group.values()):
+    if not observer.reads_host_tensors:
         observer.on_plan_skipped("device_tensors")
         return
     observer.on_plan(read_plan(runner, by_group, kwargs["num_tokens_unpadded"]))
 
 
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
-    """The plan as views of the runner's own buffers.
-
-    Slicing a NumPy array costs a tenth of slicing a tensor; that is why whole buffers are turned into arrays first.
-    """
-    batch = runner.input_batch
+    """The plan as views of the runner's own buffers."""
+    views = runner.__dict__.get(VIEWS)
+    if views is None or not views.fit(runner):
+        views = HostViews(runner)
+        setattr(runner, VIEWS, views)
+    batch = views.batch
     rows = batch.num_reqs
     groups = []
     for group_id, slots in slots_by_group.items():
-        table = batch.block_table[group_id]
-        groups.append(
-            GroupPlan(
-                group_id=group_id,
-                tables=table.block_table.gpu.numpy()[:rows],
-                table_blocks=table.num_blocks_per_row[:rows],
-                slots=slots.numpy(),
-            )
-        )
+        table, counts, address, buffer = views.tables[group_id]
+        # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
+        handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
+        groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
     return Plan(
         request_ids=batch.req_ids[:rows],
         query_start=runner.query_start_loc.np[: rows + 1],
-        positions=runner.positions.numpy()[:num_tokens],
-        seq_lens=runner.seq_lens.numpy()[:rows],
+        positions=views.positions[:num_tokens],
+        seq_lens=views.seq_lens[:rows],
         num_tokens=num_tokens,
         groups=groups,
-        exact=not getattr(runner, "use_async_spec_decode", False),
+        exact=not runner.use_async_spec_decode,
     )
 
 
@@ -66,6 +92,6 @@ def read_dummy(runner: Any, num_tokens: int) -> DummyRun:
     slots = {}
     for group_id in range(len(runner.kv_cache_config.kv_cache_groups)):
         mapping = runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens]
-        if _on_host(mapping):
+        if mapping.device.type == "cpu":
             slots[group_id] = mapping.numpy().astype(np.int64, copy=False)
     return DummyRun(slots=slots, num_tokens=num_tokens)

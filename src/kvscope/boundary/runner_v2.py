@@ -15,7 +15,7 @@ def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, resul
     if observer.expects_no_plan:
         return
     block_tables, slot_mappings = result
-    if slot_mappings.device.type != "cpu":
+    if not observer.reads_host_tensors:
         observer.on_plan_skipped("device_tensors")
         return
     batch = args[0] if args else kwargs["input_batch"]

@@ -34,6 +34,24 @@ def received_requests(scheduler_output: Any) -> StepRequests:
     )
 
 
+def declared_requests(scheduler_output: Any) -> StepRequests:
+    """The same as own copies, made in one go on the step path (``StepRequests.copy`` says it in two)."""
+    new = scheduler_output.scheduled_new_reqs
+    cached = scheduler_output.scheduled_cached_reqs
+    return StepRequests(
+        new_ids=[request.req_id for request in new],
+        new_blocks=[tuple(map(list, request.block_ids)) for request in new],
+        new_computed=[request.num_computed_tokens for request in new],
+        cached_ids=cached.req_ids.copy(),
+        cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in cached.new_block_ids],
+        cached_computed=cached.num_computed_tokens.copy(),
+        resumed=set(cached.resumed_req_ids),
+        scheduled=dict(scheduler_output.num_scheduled_tokens),
+        finished=set(scheduler_output.finished_req_ids),
+        preempted=set(scheduler_output.preempted_req_ids or ()),
+    )
+
+
 def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> Declaration:
     """What ``Scheduler.schedule()`` has just returned, as own copies: with scheduler and worker in one process the
     worker extends these very lists. Lengths only: no token ids are read.
@@ -43,11 +61,12 @@ def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> 
     copies = scheduler_output.kv_cache_block_copies
     zero = scheduler_output.new_block_ids_to_zero
     plan = scheduler_output.kv_connector_metadata
+    new = scheduler_output.scheduled_new_reqs
     return Declaration(
         step=step,
         trace_id=trace_id,
-        requests=received_requests(scheduler_output).copy(),
-        new_prompt_tokens=[request.prompt_len for request in scheduler_output.scheduled_new_reqs],
+        requests=declared_requests(scheduler_output),
+        new_prompt_tokens=[request.prompt_len for request in new] if new else [],
         cached_output_tokens=list(scheduler_output.scheduled_cached_reqs.num_output_tokens),
         spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()} if drafts else {},
         invalid_spec_tokens=dict(invalid) if invalid else {},

@@ -155,7 +155,7 @@ def _worker(hub: Hub) -> tuple[Seam, ...]:
             "worker.shutdown",
             "vllm.v1.worker.gpu_worker:Worker.shutdown",
             "worker",
-            around(before=worker.before_shutdown, fails=False),
+            around(before=worker.before_shutdown),
             fact="the end of the worker",
             lost="the last kv.coverage of the worker",
         ),

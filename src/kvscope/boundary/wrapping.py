@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 from .ledger import OBSERVER, Hook, Original, Wrap
@@ -12,18 +13,12 @@ Before = Callable[..., None]
 After = Callable[..., None]
 
 
-def _nothing(*_: object) -> None:
-    """No action on this side of the call."""
-
-
-def around(
-    *, before: Before = _nothing, after: After = _nothing, settle: Before = _nothing, fails: bool = True
-) -> Wrap:
+def around(*, before: Before | None = None, after: After | None = None, settle: Before | None = None) -> Wrap:
     """Wrap a method of an observed object.
 
     ``before(observer, self, args, kwargs)`` runs ahead of the host, ``after(observer, self, args, kwargs, result)``
-    behind it, ``settle(observer, result)`` last and even if the hook is off (it must not fail). ``fails=False`` leaves
-    native exceptions alone, where a caller up the stack sees them too.
+    behind it, ``settle(observer, result)`` last and even if the hook is off (it must not fail). This runs several times
+    a step: no call is made that can be spared.
     """
 
     def wrap(original: Original, hook: Hook) -> Original:
@@ -32,17 +27,26 @@ def around(
             observer = getattr(self, OBSERVER, None)
             if observer is None:
                 return original(self, *args, **kwargs)
-            if before is not _nothing:
-                hook.run(before, observer, self, args, kwargs)
+            if before is not None and not hook.disabled:
+                start = perf_counter_ns()
+                try:
+                    before(observer, self, args, kwargs)
+                except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
+                    hook.caught(error)
+                hook.spent(start)
             try:
                 result = original(self, *args, **kwargs)
             except BaseException as error:
-                if fails:
-                    hook.native_error(observer, error)
+                hook.native_error(observer, error)
                 raise
-            if after is not _nothing:
-                hook.run(after, observer, self, args, kwargs, result)
-            if settle is not _nothing:
+            if after is not None and not hook.disabled:
+                start = perf_counter_ns()
+                try:
+                    after(observer, self, args, kwargs, result)
+                except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
+                    hook.caught(error)
+                hook.spent(start)
+            if settle is not None:
                 settle(observer, result)
             return result
 
@@ -51,7 +55,7 @@ def around(
     return wrap
 
 
-def creation(*, before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing) -> Wrap:
+def creation(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Wrap:
     """Wrap a constructor or a factory, which runs before there is an observer.
 
     ``before(self, args, kwargs)`` and ``after(self, args, kwargs, result)``.
@@ -60,10 +64,10 @@ def creation(*, before: Callable[..., None] = _nothing, after: Callable[..., Non
     def wrap(original: Original, hook: Hook) -> Original:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if before is not _nothing:
+            if before is not None:
                 hook.run(before, self, args, kwargs)
             result = original(self, *args, **kwargs)
-            if after is not _nothing:
+            if after is not None:
                 hook.run(after, self, args, kwargs, result)
             return result
 

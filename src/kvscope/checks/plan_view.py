@@ -35,7 +35,7 @@ class StepView:
         self.rows = rows = bindings.rows_of(plan.request_ids)
         self.computed = bindings.computed[rows]
         self.seq_lens = bindings.seq_lens[rows]
-        self.single = plan.num_tokens == len(rows) and plan.query_start.tobytes() == bindings.counting(len(rows) + 1)
+        self.single = plan.num_tokens == len(rows) and plan.query_start.tolist() == list(range(len(rows) + 1))
         if self.single:
             self.expected_positions = self.computed
             self.lengths_agree = not plan.exact or (
@@ -97,7 +97,8 @@ class GroupView:
         self.group_index = batch.group_index
         self.group: Group = batch.group
         self.plan: GroupPlan = step.plan.groups[batch.group_index]
-        seq_lens = step.seq_lens if step.plan.exact else step.plan.seq_lens.astype(np.int64)
+        # Where the host only has an upper bound, it is the declared one: what attention gets is at most that.
+        seq_lens = step.seq_lens if step.plan.exact else np.minimum(step.plan.seq_lens, step.seq_lens)
         batch.refresh(step.rows, step.computed, seq_lens)
         self.slots: Int64 = self.plan.slots[: step.plan.num_tokens]
         self.padding: Int64 = self.plan.slots[step.plan.num_tokens :]
@@ -171,5 +172,5 @@ class GroupView:
         return (
             self.batch.equals_declared(self.plan.tables)
             and self.batch.sound
-            and bool((self.plan.table_blocks >= self.batch.needed).all())
+            and self.batch.long_enough(self.plan.table_blocks)
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .plans import Int32
-
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, from the golden ratio: neighbouring columns get unrelated weights
 
 
@@ -21,7 +19,7 @@ def column_weights(width: int) -> npt.NDArray[np.uint64]:
 
 
 def table_digest(
-    tables: Int32, judged: npt.NDArray[np.bool_], weights: npt.NDArray[np.uint64]
+    tables: npt.NDArray[np.int32], judged: npt.NDArray[np.bool_], weights: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
     """Weighted sum of each row modulo 2**64, over the entries where ``judged`` is True.
 

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .digest import column_weights, table_digest
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -17,7 +19,7 @@ PAD_SLOT = -1
 """The slot of a token that must not be written (``PAD_SLOT_ID``, ``vllm/v1/attention/backends/utils.py``)."""
 
 
-class GroupPlan(msgspec.Struct, kw_only=True):
+class GroupPlan(msgspec.Struct, kw_only=True, gc=False):
     """Final block tables and slots of one KV-cache group, in batch order.
 
     ``tables`` is ``int32 [rows, width]``; only the first ``table_blocks[i]`` entries of row ``i`` mean anything, what
@@ -31,8 +33,8 @@ class GroupPlan(msgspec.Struct, kw_only=True):
     slots: Int64
 
 
-class Plan(msgspec.Struct, kw_only=True):
-    """One step of one rank as the runner built it. ``rows = len(request_ids)``.
+class Plan(msgspec.Struct, kw_only=True, gc=False):
+    """One step of one rank as the runner built it. ``rows = len(request_ids)``; that list is nobody else's to change.
 
     ``query_start`` is ``int32 [rows + 1]``, ``positions`` ``int64 [num_tokens]``, ``seq_lens`` ``int32 [rows]``
     (tokens visible to attention after this step). ``num_tokens`` are real tokens; the slots may be longer (padding).
@@ -50,7 +52,7 @@ class Plan(msgspec.Struct, kw_only=True):
     exact: bool = True
 
 
-class DummyRun(msgspec.Struct, kw_only=True):
+class DummyRun(msgspec.Struct, kw_only=True, gc=False):
     """Slots of a run that serves no request (profiling, warm-up, capture, an idle data-parallel rank).
 
     ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`.
@@ -60,7 +62,7 @@ class DummyRun(msgspec.Struct, kw_only=True):
     num_tokens: int
 
 
-class GroupSnapshot(msgspec.Struct, kw_only=True):
+class GroupSnapshot(msgspec.Struct, kw_only=True, gc=False):
     """What is kept of a :class:`GroupPlan` after the hook: own copies, small enough to queue.
 
     ``slots`` ``int64 [num_tokens]`` are the slots of the real tokens, ``padding_slots`` counts the entries behind
@@ -82,7 +84,7 @@ class GroupSnapshot(msgspec.Struct, kw_only=True):
     tables: dict[int, Int32]
 
 
-class PlanSnapshot(msgspec.Struct, kw_only=True):
+class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
     """What is kept of a :class:`Plan` for the record: one kv.write and one kv.read.
 
     ``query_lens``, ``computed`` (tokens before this step, as the declaration has it), ``seq_lens`` are
@@ -103,3 +105,70 @@ class PlanSnapshot(msgspec.Struct, kw_only=True):
     graph_mode: str
     exact: bool
     groups: list[GroupSnapshot]
+
+
+class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
+    """One group of an :class:`AgreedPlan`. ``table_blocks`` are the bytes of ``int32 [rows]``; ``declared`` ``int32
+    [rows, width]`` are the tables, ``visible`` of the same shape marks what attention reads. Nothing is changed after
+    it was made, so that several steps share what did not change between them.
+    """
+
+    group_id: int
+    tail_starts: list[int]
+    padding_slots: int
+    table_blocks: bytes
+    needed: Int64
+    first_visible: Int64
+    declared: Int32
+    visible: npt.NDArray[np.bool_]
+    digests: npt.NDArray[np.uint64] | None = None
+
+    def snapshot(self, computed: Int64) -> GroupSnapshot:
+        """The same, spelled out. The digests are made once for all steps that share the group."""
+        if self.digests is None:
+            self.digests = table_digest(self.declared, self.visible, column_weights(self.declared.shape[1]))
+        return GroupSnapshot(
+            group_id=self.group_id,
+            slots=np.array(self.tail_starts, np.int64) + computed,
+            padding_slots=self.padding_slots,
+            padding_enabled=np.zeros(0, np.int64),
+            table_blocks=np.frombuffer(self.table_blocks, np.int32),
+            blocks_needed=self.needed.astype(np.int32),
+            window_skipped=np.minimum(self.first_visible, self.needed).astype(np.int32),
+            digests=self.digests,
+            tables={},
+        )
+
+
+class AgreedPlan(msgspec.Struct, kw_only=True, gc=False):
+    """A plan in which every row decodes one token and everything was found equal to the declaration.
+
+    It says the same as a :class:`PlanSnapshot` in less: what was compared and found equal is kept as it was declared.
+    """
+
+    step: int
+    trace_id: str
+    request_ids: list[str]
+    computed: list[int]
+    graph_mode: str
+    groups: list[AgreedGroup]
+
+    def snapshot(self) -> PlanSnapshot:
+        """The same, spelled out; for the writer's thread."""
+        computed = np.array(self.computed, np.int64)
+        rows = len(computed)
+        return PlanSnapshot(
+            step=self.step,
+            trace_id=self.trace_id,
+            request_ids=self.request_ids,
+            query_lens=np.ones(rows, np.int32),
+            first_positions=computed,
+            last_positions=computed,
+            positions=None,
+            computed=computed.astype(np.int32),
+            seq_lens=(computed + 1).astype(np.int32),
+            num_tokens=rows,
+            graph_mode=self.graph_mode,
+            exact=True,
+            groups=[group.snapshot(computed) for group in self.groups],
+        )

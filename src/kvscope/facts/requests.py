@@ -5,6 +5,8 @@ Source: ``vllm/v1/core/sched/output.py``, ``SchedulerOutput``, ``NewRequestData`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 BlockIds = tuple[list[int], ...]
@@ -15,7 +17,7 @@ CACHED = "cached"
 RESUMED = "resumed"
 
 
-class StepRequests(msgspec.Struct, kw_only=True):
+class StepRequests(msgspec.Struct, kw_only=True, gc=False):
     """The request side of one ``SchedulerOutput``, in its own order: new entries first, then known ones.
 
     ``new_*`` and ``cached_*`` are parallel lists. ``new_blocks[i]`` is the whole table of a request,
@@ -34,6 +36,11 @@ class StepRequests(msgspec.Struct, kw_only=True):
     finished: set[str]
     preempted: set[str]
 
+    def computed(self) -> Iterator[tuple[str, int]]:
+        """Every listed request with its tokens before the step."""
+        yield from zip(self.cached_ids, self.cached_computed, strict=True)
+        yield from zip(self.new_ids, self.new_computed, strict=True)
+
     def copy(self) -> StepRequests:
         """The same with lists of its own, all the way down."""
         return StepRequests(
@@ -50,7 +57,7 @@ class StepRequests(msgspec.Struct, kw_only=True):
         )
 
 
-class Declaration(msgspec.Struct, kw_only=True):
+class Declaration(msgspec.Struct, kw_only=True, gc=False):
     """What the scheduler declared for one step: a deep copy, taken as ``Scheduler.schedule()`` returned.
 
     The host mutates its own lists afterwards when scheduler and worker share a process (``gpu_model_runner``,
@@ -84,7 +91,7 @@ class Declaration(msgspec.Struct, kw_only=True):
         return NEW if request_id in self.requests.new_ids else CACHED
 
 
-class Admission(msgspec.Struct, frozen=True, kw_only=True):
+class Admission(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The front end turned the id that a client sees into the id that the engine uses.
 
     Source: ``InputProcessor.assign_request_id`` and ``OutputProcessor.add_request`` (``vllm/v1/engine``).
@@ -96,7 +103,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     child_index: int
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came back for one step: ids in result order, and how many tokens were sampled for each.
 
     ``sampled_tokens[i]`` is None where the result does not say (an asynchronous output before its copy is done).

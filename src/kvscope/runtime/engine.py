@@ -42,7 +42,7 @@ class EngineJudge:
     def on_schedule(self, declaration: Declaration) -> None:
         run, requests = self._run, declaration.requests
         self._bindings.apply(requests)
-        if declaration.is_empty:
+        if declaration.total_num_scheduled_tokens == 0:
             run.coverage.empty_steps += 1
             # Its word on who finished or was preempted is needed to replay the steps that follow.
             if not (requests.finished or requests.preempted):
@@ -59,6 +59,8 @@ class EngineJudge:
             trace_id=declaration.trace_id,
             approx_bytes=256 * len(requests.scheduled),
         )
+        if not self._bindings.is_doubtful(requests):
+            return
         findings = judge_bind(declaration, self._bindings, run.parts)
         if findings:
             run.report(findings, "scheduler", "schedule")

@@ -33,6 +33,9 @@ COVERAGE_INTERVAL_SECONDS = 10.0
 WRITTEN_FINDINGS = 16
 """Findings of one reason and group that are written one by one; later ones are counted in kv.coverage."""
 
+PLAN_CHECKS = ("C1", "C3", "C4", "C6")
+"""Checks that every judged row of a plan goes through."""
+
 ProcessRole = Literal["frontend", "engine", "worker"]
 
 
@@ -215,7 +218,7 @@ class Run:
             rows_scheduled=coverage.rows_scheduled,
             rows=coverage.rows,
             tokens=coverage.tokens,
-            checks_run=dict(coverage.judged),
+            checks_run=self._checks_run(),
             checks_skipped=coverage.skipped_by_check(),
             hook_calls={name: values[0] for name, values in spent.items()},
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
@@ -231,6 +234,13 @@ class Run:
                 for (reason, group_id), tally in coverage.findings.items()
             ],
         )
+
+    def _checks_run(self) -> dict[str, int]:
+        """By check: rows of plans, requests handed over; and how many dummy runs were looked at."""
+        coverage = self.coverage
+        run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
+        run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
+        return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
 
     def _inactive(self) -> list[InactiveCheck]:
         delivered = {rule.check for rule in RULES.values()}

@@ -15,7 +15,8 @@ def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Pla
     Row numbers of findings then count within that part.
     """
     scheduled, partial = declaration.requests.scheduled, bindings.partial
-    if not partial and scheduled.keys() == set(plan.request_ids):
+    rows = bindings.rows_of(plan.request_ids)
+    if not partial and scheduled.keys() == set(plan.request_ids) and int(rows.min(initial=0)) >= 0:
         return plan
     keep = [r in scheduled and r in bindings and r not in partial for r in plan.request_ids]
     if all(keep):

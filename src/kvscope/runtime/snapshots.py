@@ -51,7 +51,7 @@ def _group(view: GroupView, spell_tables: bool) -> GroupSnapshot:
         table_blocks=view.plan.table_blocks.copy(),
         blocks_needed=batch.needed.astype(np.int32),
         window_skipped=np.minimum(batch.first_visible, batch.needed).astype(np.int32),
-        digests=batch.digests if view.reads_agree else batch.digests_of(view.tables),
+        digests=batch.digests_of(view.tables),
         tables={} if view.reads_agree and not spell_tables else _spelled(view, spell_tables),
     )
 

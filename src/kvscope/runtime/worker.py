@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from ..checks.agreement import agreed_decode
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
-from ..checks.plan_view import GroupView, StepView
-from ..facts.plans import PAD_SLOT, DummyRun, Plan
+from ..checks.plan_view import StepView
+from ..facts.plans import PAD_SLOT, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
 from ..sinks.kinds import WorkerInput
@@ -19,8 +20,6 @@ from .snapshots import take_snapshot
 
 logger = logging.getLogger("vllm.kvscope")
 
-PLAN_CHECKS = ("C1", "C3", "C4", "C6")
-
 
 class WorkerJudge:
     """The observer of one worker and its runner.
@@ -31,11 +30,14 @@ class WorkerJudge:
 
     def __init__(self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None) -> None:
         self._run = run
+        self.reads_host_tensors = True
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
         self._groups: list[BatchTable] = []
         self._judged_groups = 0
+        self._computed_of: dict[str, int] = {}
+        self._unjudged_kinds: list[str] = []
         self._current: Declaration | None = None
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
@@ -46,6 +48,7 @@ class WorkerJudge:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
         judged = [i for i, group in enumerate(topology.groups) if group.judged]
+        self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
 
@@ -57,15 +60,15 @@ class WorkerJudge:
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
         if self._bindings is None:
             return
-        run = self._run
-        self._bindings.apply(declaration.requests)
+        run, declared = self._run, declaration.requests
+        self._bindings.apply(declared)
+        self._computed_of = dict(declared.computed())
         self._current = self._result_of = declaration
-        self._accounted = declaration.is_empty
+        self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
         self._last_step = declaration.step
-        run.coverage.judged["L"] += len(declaration.requests.scheduled)
-        declared = declaration.requests
+        run.coverage.handovers += len(declared.scheduled)
         as_declared = declared == received
-        if not (declaration.is_empty and as_declared):
+        if not (is_empty and as_declared):
             run.stream.put(
                 "worker_input",
                 WorkerInput(received=declared if as_declared else received.copy(), declared=declared),
@@ -74,9 +77,8 @@ class WorkerJudge:
                 step=declaration.step,
                 trace_id=declaration.trace_id,
             )
-        findings = [] if as_declared else judge_handover(declaration, received, run.parts)
-        if findings:
-            run.report(findings, "worker", "worker_input")
+        if not as_declared:
+            run.report(judge_handover(declaration, received, run.parts), "worker", "worker_input")
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
         """A message came through the executor without what the scheduler attaches to every message."""
@@ -93,7 +95,7 @@ class WorkerJudge:
         self._current = self._result_of = None
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
-            self._bindings.apply(received)
+            self._bindings.apply(received.copy())
 
     def _skip(self, cause: str, requests: int) -> None:
         if requests > 0:
@@ -117,27 +119,41 @@ class WorkerJudge:
         declaration, bindings, run = self._current, self._bindings, self._run
         if declaration is None or bindings is None:
             return
-        findings = judge_batch(declaration, plan, run.parts)
-        scheduled = declaration.requests.scheduled
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
-        else:
-            judged = judged_rows(plan, declaration, bindings)
-            if judged.request_ids:
-                step = StepView(judged, declaration, bindings)
-                groups = [step.group(batch) for batch in self._groups]
-                findings += judge_plan(step, groups, run.parts)
-                self._record(step, groups)
-            self._accounted = True
-            left_out = len(scheduled) - len(judged.request_ids)
-            if left_out > 0:
-                unknown = sum(r in scheduled for r in plan.request_ids) - len(judged.request_ids)
-                self._skip("table_unknown", unknown)
-                self._skip("not_in_batch", left_out - unknown)
+            return
+        if not self._spell_tables:
+            agreed = agreed_decode(plan, declaration, self._computed_of, bindings, self._groups)
+            if agreed is not None:
+                self._accounted = True
+                self._record(agreed, len(agreed.request_ids), plan.num_tokens)
+                return
+        findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
             run.report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.stops(finding) for finding in findings):
                 self._refuse(plan, findings)
+
+    def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
+        """Judge the rows that are declared and whose tables are known; count the others by cause."""
+        findings: list[Finding] = []
+        judged = judged_rows(plan, declaration, bindings)
+        if judged.request_ids:
+            step = StepView(judged, declaration, bindings)
+            groups = [step.group(batch) for batch in self._groups]
+            findings = judge_plan(step, groups, self._run.parts)
+            if not plan.exact:
+                self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
+            snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
+            self._record(snapshot, len(step.rows), judged.num_tokens)
+        self._accounted = True
+        scheduled = declaration.requests.scheduled
+        left_out = len(scheduled) - len(judged.request_ids)
+        if left_out > 0:
+            unknown = sum(r in scheduled for r in plan.request_ids) - len(judged.request_ids)
+            self._skip("table_unknown", unknown)
+            self._skip("not_in_batch", left_out - unknown)
+        return findings
 
     def on_dummy(self, run: DummyRun) -> None:
         if self._bindings is None:
@@ -149,7 +165,7 @@ class WorkerJudge:
             boundary="dummy",
             after_step=self._last_step,
         )
-        self._run.coverage.judged["dummy"] += 1
+        self._run.coverage.dummy_runs += 1
         findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts)
         if findings:
             self._run.report(findings, "runner", "dummy")
@@ -177,25 +193,20 @@ class WorkerJudge:
         if "engine" not in self._run.roles:
             self._run.close()
 
-    def _record(self, step: StepView, groups: list[GroupView]) -> None:
-        run = self._run
-        rows = len(step.rows) * len(groups)
-        coverage = run.coverage
-        coverage.rows += rows
-        coverage.tokens += step.plan.num_tokens
-        for check in PLAN_CHECKS:
-            coverage.judged[check] += rows
-        if not step.plan.exact:
-            coverage.skipped["C1", "estimated_lengths"] += rows
-        snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
-        run.stream.put(
+    def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int) -> None:
+        coverage, groups = self._run.coverage, len(self._groups)
+        coverage.rows += rows * groups
+        for kind in self._unjudged_kinds:
+            coverage.skipped["plan", f"semantics:{kind}"] += rows
+        coverage.tokens += tokens
+        self._run.stream.put(
             "plan",
-            snapshot,
+            plan,
             component="runner",
             boundary="plan",
-            step=snapshot.step,
-            trace_id=snapshot.trace_id,
-            approx_bytes=(128 * len(step.rows) + 8 * snapshot.num_tokens) * len(groups),
+            step=plan.step,
+            trace_id=plan.trace_id,
+            approx_bytes=(128 * rows + 8 * tokens) * groups,
         )
 
     def _refuse(self, plan: Plan, findings: list[Finding]) -> None:

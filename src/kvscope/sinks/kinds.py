@@ -14,6 +14,7 @@ from kvscope.events import codec
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import RequestNames
 from kvscope.events.schema import BlockHistory
+from kvscope.facts.plans import AgreedPlan
 from kvscope.facts.requests import StepRequests
 
 RECORDS_OF_KIND: Mapping[str, int] = {
@@ -34,14 +35,14 @@ ALWAYS_WRITTEN = frozenset({"violation", "error", "coverage"})
 """What a trace with ``records = "findings"`` has; the rest only goes to the flight recorder."""
 
 
-class WorkerInput(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerInput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fact of kind ``worker_input``."""
 
     received: StepRequests
     declared: StepRequests | None
 
 
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
+class Violation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fact of kind ``violation``."""
 
     finding: Finding
@@ -86,7 +87,8 @@ def make_records(
     if kind == "bind":
         return (codec.bind_record(fact, names),)
     if kind == "plan":
-        return codec.write_read_records(fact, names, full=full, block_sizes=block_sizes)
+        snapshot = fact.snapshot() if isinstance(fact, AgreedPlan) else fact
+        return codec.write_read_records(snapshot, names, full=full, block_sizes=block_sizes)
     if kind == "violation":
         history = msgspec.UNSET if fact.history is None else fact.history
         return (codec.violation_record(fact.finding, fact.rule, fact.action, fact.repeats, names, history),)

@@ -20,13 +20,14 @@ from .visibility import first_visible_block
 _FIRST_ROWS = 16
 _FIRST_WIDTH = 16
 _REMEMBERED_BATCHES = 32
+_UNLIMITED = 1 << 62
+_LARGEST = (1 << 31) - 1
 
 
 class Bindings:
     """The tables of all live requests of one engine: per group ``int32 [capacity, width]``, grown by doubling.
 
-    A request occupies the same row in every group until it finishes or is preempted. ``computed`` and ``seq_lens`` are
-    its tokens before and after the step of the last declaration that scheduled it. ``version`` changes with every
+    A request occupies the same row in every group until it finishes or is preempted. ``version`` changes with every
     change of a table or of who has one.
     """
 
@@ -34,15 +35,18 @@ class Bindings:
         self.topology = topology
         self.tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
         self.lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
-        self.computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
-        self.seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self._computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self._seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
+        self._unsettled: StepRequests | None = None
         self.version = 0
         self._holders: dict[int, Int32] = {}
         self.partial: set[str] = set()
         self._row_of: dict[str, int] = {}
+        self._counting: dict[int, bytes] = {}
+        self._capacity_tokens: dict[str, int] = {}
+        self._judged = [(index, group.block_size) for index, group in enumerate(topology.groups) if group.judged]
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
         self._rows_of: dict[tuple[str, ...], npt.NDArray[np.intp]] = {}
-        self._counting: dict[int, bytes] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._row_of
@@ -52,36 +56,84 @@ class Bindings:
         """Ids of all requests that have a table."""
         return self._row_of.keys()
 
+    @property
+    def computed(self) -> Int64:
+        """``int64 [capacity]``: tokens of each row before the last step that scheduled it."""
+        self._settle()
+        return self._computed
+
+    @property
+    def seq_lens(self) -> Int64:
+        """``int64 [capacity]``: tokens of each row after the last step that scheduled it."""
+        self._settle()
+        return self._seq_lens
+
     def apply(self, requests: StepRequests) -> None:
         """Take over one step: release what finished or was preempted, then bind and append.
 
         A known-request entry without a table (kvscope was switched on after its admission) gets one that is marked
         ``partial``: its rows are not judged.
         """
-        self._holders = {}
+        if self._holders:
+            self._holders.clear()
+        if self._unsettled is not None and self._unsettled.scheduled.keys() != requests.scheduled.keys():
+            self._settle()
         for request_id in requests.finished:
             self._release(request_id)
         for request_id in requests.preempted:
             self._release(request_id)
-        if requests.new_ids:
-            for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
-                self._bind(request_id, blocks)
-        resumed = requests.resumed
+        for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
+            self._bind(request_id, blocks)
+        row_of, resumed = self._row_of, requests.resumed
         for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
-            if request_id in resumed:
+            if request_id in row_of and request_id not in resumed:
+                if delta is not None:
+                    self._append(request_id, row_of[request_id], delta)
+            else:
+                known = request_id in resumed
                 self._bind(request_id, delta or ())
-            elif request_id not in self._row_of:
-                self._bind(request_id, delta or ())
-                self.partial.add(request_id)
-            elif delta is not None:
-                self._append(self._row_of[request_id], delta)
-        self._note(requests.new_ids, requests.new_computed, requests.scheduled)
-        self._note(requests.cached_ids, requests.cached_computed, requests.scheduled)
+                if not known:
+                    self.partial.add(request_id)
+        self._unsettled = requests
+
+    def is_doubtful(self, requests: StepRequests) -> bool:
+        """Whether the rules about declarations have to look at the step that was just taken over.
+
+        False means that nobody's blocks fall short and every new block lies in the pool, is not the null block, and
+        stands only once in its table.
+        """
+        capacity, scheduled = self._capacity_tokens, requests.scheduled
+        for request_id, computed in requests.computed():
+            if computed + scheduled.get(request_id, 0) > capacity.get(request_id, 0):
+                return True
+        for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
+            if self._doubtful_blocks(request_id, blocks):
+                return True
+        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
+            if delta is not None and self._doubtful_blocks(request_id, delta):
+                return True
+        return False
+
+    def _doubtful_blocks(self, request_id: str, blocks: BlockIds) -> bool:
+        row, end = self._row_of[request_id], self.topology.num_blocks
+        for group_index, block_ids in enumerate(blocks):
+            if not block_ids:
+                continue
+            if min(block_ids) < 0 or max(block_ids) >= end:
+                return True
+            length = int(self.lengths[group_index, row])
+            table = self.tables[group_index][row, :length]
+            if len(block_ids) == 1:
+                if np.count_nonzero(table == block_ids[0]) > 1:
+                    return True
+            elif len(set(table.tolist())) != length:
+                return True
+        return False
 
     def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
         """Row of each request, ``intp [n]``; -1 for one that has no table.
 
-        The same requests in the same order get the same array object as long as nobody's row changes.
+        The same requests in the same order get the same array object as long as nobody is bound or released.
         """
         key = tuple(request_ids)
         rows = self._rows_of.get(key)
@@ -155,14 +207,14 @@ class Bindings:
 
     def _bind(self, request_id: str, blocks: BlockIds) -> None:
         self.partial.discard(request_id)
+        self._rows_of.clear()
         row = self._row_of.get(request_id)
         if row is None:
             row = self._row_of[request_id] = self._take_row()
-            self._rows_of.clear()
         self.lengths[:, row] = 0
-        self._append(row, blocks)
+        self._append(request_id, row, blocks)
 
-    def _append(self, row: int, delta: BlockIds) -> None:
+    def _append(self, request_id: str, row: int, delta: BlockIds) -> None:
         self.version += 1
         for group_index, block_ids in enumerate(delta):
             if not block_ids:
@@ -171,8 +223,14 @@ class Bindings:
             end = start + len(block_ids)
             if end > self.tables[group_index].shape[1]:
                 self.ensure_width(group_index, end)
-            self.tables[group_index][row, start:end] = block_ids
+            try:
+                self.tables[group_index][row, start:end] = block_ids
+            except OverflowError:  # an id that no pool can have; it stays one
+                self.tables[group_index][row, start:end] = [min(max(block, -1), _LARGEST) for block in block_ids]
             self.lengths[group_index, row] = end
+        self._capacity_tokens[request_id] = min(
+            (int(self.lengths[index, row]) * size for index, size in self._judged), default=_UNLIMITED
+        )
 
     def _release(self, request_id: str) -> None:
         row = self._row_of.pop(request_id, None)
@@ -181,23 +239,32 @@ class Bindings:
         self._rows_of.clear()
         self.version += 1
         self.partial.discard(request_id)
+        self._capacity_tokens.pop(request_id, None)
         self.lengths[:, row] = 0
         self._free_rows.append(row)
 
-    def _note(self, request_ids: list[str], computed: list[int], scheduled: dict[str, int]) -> None:
-        if not request_ids:
+    def _settle(self) -> None:
+        """Bring the arrays of token numbers up to the last step; most steps are judged without them."""
+        requests, self._unsettled = self._unsettled, None
+        if requests is None:
             return
-        rows = self.rows_of(request_ids)
-        before = np.array(computed, np.int64)
-        self.computed[rows] = before
-        self.seq_lens[rows] = before + np.fromiter(map(scheduled.get, request_ids, repeat(0)), np.int64, len(rows))
+        for ids, computed in (
+            (requests.new_ids, requests.new_computed),
+            (requests.cached_ids, requests.cached_computed),
+        ):
+            if ids:
+                rows = self.rows_of(ids)
+                before = np.array(computed, np.int64)
+                scheduled = np.fromiter(map(requests.scheduled.get, ids, repeat(0)), np.int64, len(rows))
+                self._computed[rows] = before
+                self._seq_lens[rows] = before + scheduled
 
     def _take_row(self) -> int:
         if not self._free_rows:
-            rows = len(self.computed)
+            rows = len(self._computed)
             self.tables = [np.concatenate((t, np.zeros_like(t))) for t in self.tables]
             self.lengths = np.concatenate((self.lengths, np.zeros_like(self.lengths)), axis=1)
-            self.computed = np.concatenate((self.computed, np.zeros_like(self.computed)))
-            self.seq_lens = np.concatenate((self.seq_lens, np.zeros_like(self.seq_lens)))
+            self._computed = np.concatenate((self._computed, np.zeros_like(self._computed)))
+            self._seq_lens = np.concatenate((self._seq_lens, np.zeros_like(self._seq_lens)))
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
         return self._free_rows.pop()

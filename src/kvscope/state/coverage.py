@@ -18,8 +18,9 @@ class Tally(msgspec.Struct, kw_only=True):
 class Coverage:
     """Totals of one process. Plain attributes, since the step path adds to them.
 
-    A row is one request in one step, one group and one rank. ``judged`` counts rows by check, ``skipped`` what was
-    not judged by ``(check, cause)``; a check is a family (C1, C3, …) or ``plan`` where all of them fell away together.
+    A row is one request in one step, one group and one rank; ``rows`` are those whose plan was judged. ``handovers``
+    counts requests in messages, ``dummy_runs`` runs. ``skipped`` is what was not judged, by ``(check, cause)``; a check
+    is a family (C1, C3, …) or ``plan`` where all of them fell away together.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,8 @@ class Coverage:
         self.rows_scheduled = 0
         self.rows = 0
         self.tokens = 0
-        self.judged: Counter[str] = Counter()
+        self.handovers = 0
+        self.dummy_runs = 0
         self.skipped: Counter[tuple[str, str]] = Counter()
         self.findings: dict[tuple[str, int | None], Tally] = {}
 

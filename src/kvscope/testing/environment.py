@@ -46,10 +46,15 @@ def vllm_metadata(directory: Path) -> Path | None:
     return directory
 
 
-def shim_paths() -> list[str]:
-    """The folders to put on the import path, most important first."""
+def shim_paths(runner: Runner) -> list[str]:
+    """The folders to put on the import path, most important first.
+
+    Only V2 gets the Triton backend: with it Triton takes the CPU for one of its devices, and V1 would run its kernels
+    in the interpreter instead of what vLLM's CPU platform has for them.
+    """
     installed = vllm_metadata(cache_directory() / f"shims-py{sys.version_info.major}{sys.version_info.minor}")
-    return [str(path) for path in (installed, _SHIMS) if path is not None]
+    triton = _SHIMS / "triton" if runner == "v2" else None
+    return [str(path) for path in (installed, _SHIMS / "faults", triton) if path is not None]
 
 
 def environment(runner: Runner, *, in_process: bool = True) -> dict[str, str]:
@@ -58,13 +63,12 @@ def environment(runner: Runner, *, in_process: bool = True) -> dict[str, str]:
     With `in_process` the scheduler and the worker live in the caller's process, where a test can reach them.
     """
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    shims = shim_paths()
+    shims = shim_paths(runner)
     return {
         "PYTHONPATH": os.pathsep.join([*shims, *(path for path in inherited if path not in shims)]),
         "VLLM_USE_V2_MODEL_RUNNER": "1" if runner == "v2" else "0",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
-        # V1 needs it too: once Triton has a CPU backend, V1's first step calls a kernel.
-        "TRITON_INTERPRET": "1",
+        "TRITON_INTERPRET": "1" if runner == "v2" else "0",
         # The models are so small that a second thread costs more than it computes.
         "OMP_NUM_THREADS": "1",
         # Engines that run side by side must not be pinned to the same core, as "auto" would do.
@@ -91,6 +95,6 @@ def apply_environment(runner: Runner, *, in_process: bool = True) -> None:
         if late:
             raise RuntimeError(f"vLLM is already imported; too late to set {', '.join(late)}")
     os.environ.update(wanted)
-    for path in reversed(shim_paths()):
+    for path in reversed(shim_paths(runner)):
         if path not in sys.path:
             sys.path.insert(0, path)

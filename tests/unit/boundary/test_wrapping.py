@@ -119,14 +119,6 @@ def test_an_observer_that_fails_when_told_does_not_hide_the_error(host: type[Any
     assert ledger.hooks["a seam"].faults == 1
 
 
-def test_a_seam_that_leaves_native_errors_alone_tells_nobody(host: type[Any]) -> None:
-    installed(around(fails=False))
-    observer = Told()
-    with pytest.raises(HostError):
-        observed(host(), observer).step(-1)
-    assert observer.calls == []
-
-
 @pytest.mark.parametrize("error", [ViolationError("text", "reason"), ConfigurationError("path", "message")])
 def test_an_error_that_is_meant_stops_the_host_before_or_after_it_ran(host: type[Any], error: Exception) -> None:
     ran: list[int] = []

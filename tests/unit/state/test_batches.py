@@ -46,7 +46,8 @@ def test_a_batch_holds_what_attention_must_see_however_often_it_is_refreshed(
                 assert table.declared[row, first:needed].tolist() == told[first:needed]
                 weights = column_weights(needed).tolist()
                 digest = sum(told[i] * weights[i] for i in range(first, needed)) % 2**64
-                assert int(table.digests[row]) == digest
+                assert int(table.digests_of(table.declared)[row]) == digest
+                assert not table.declared[row][~table.visible[row]].any()
             assert table.sound
             assert table.equals_declared(table.declared)
 
@@ -71,7 +72,7 @@ def test_a_batch_is_kept_while_nothing_about_it_changes() -> None:
     assert table.declared is kept
     bindings.apply(declare(2, known=[("r", ([3],), 20, 20)]).requests)
     refreshed(bindings, table, ["r"])
-    assert table.declared.tolist() == [[1, 2, 3]]
+    assert table.declared[table.visible].tolist() == [1, 2, 3]
 
 
 def test_tables_that_are_too_narrow_are_not_the_declared_ones() -> None:
@@ -82,10 +83,13 @@ def test_tables_that_are_too_narrow_are_not_the_declared_ones() -> None:
     assert table.equals_declared(np.array([[1, 2]], np.int32))
 
 
-def test_a_block_behind_the_table_is_answered_by_its_last_column() -> None:
+def test_a_block_behind_the_sequence_is_the_null_block_however_far_behind() -> None:
     _, table = one_request([1, 2], 0, 20)
-    assert table.blocks_at(np.array([0, 1, 2, 99]), np.zeros(4, np.intp)).tolist() == [1, 2, 2, 2]
-    assert table.blocks_at(np.array([5]), None).tolist() == [2]
+    assert table.blocks_at(np.array([0, 1, 2, 99]), np.zeros(4, np.intp)).tolist() == [1, 2, 0, 0]
+    assert table.blocks_at(np.array([5]), None).tolist() == [0]
+    full = list(range(1, 9))
+    _, table = one_request(full, 0, 8 * 16)
+    assert table.blocks_at(np.array([7, 8, 99]), np.zeros(3, np.intp)).tolist() == [8, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -112,5 +116,8 @@ def test_rows_that_write_in_one_block_are_seen_also_after_rows_that_did_not(
 
 def test_other_tables_have_the_digests_of_their_own_entries() -> None:
     _, table = one_request([1, 2], 0, 20)
-    assert table.digests_of(table.declared).tolist() == table.digests.tolist()
-    assert table.digests_of(np.array([[1, 3]], np.int32)).tolist() != table.digests.tolist()
+    other = table.declared.copy()
+    other[0, 2:] = 77  # nothing looks there
+    assert table.digests_of(other).tolist() == table.digests_of(table.declared).tolist()
+    other[0, 1] = 3
+    assert table.digests_of(other).tolist() != table.digests_of(table.declared).tolist()

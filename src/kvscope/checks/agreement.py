@@ -1,0 +1,65 @@
+"""The common case at its lowest price: a decoding batch whose plan is exactly what was declared.
+
+Nothing here judges anew: it is the same comparison that the rules are preceded by, for rows of one token, on Python
+lists, which at the size of a batch cost a fraction of as many array operations. Where it says no, the rules look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..facts.plans import PAD_SLOT, AgreedPlan, Plan
+from ..facts.requests import Declaration
+from ..state.batches import BatchTable
+from ..state.bindings import Bindings
+
+
+def agreed_decode(
+    plan: Plan, declaration: Declaration, computed_of: dict[str, int], bindings: Bindings, batches: Sequence[BatchTable]
+) -> AgreedPlan | None:
+    """What is kept of a plan in which every row decodes one token exactly as declared; None for any other plan.
+
+    ``computed_of`` has the declared computed tokens of every scheduled request. (A batch that has one request twice
+    lacks another, but then two rows write in the same block.)
+    """
+    ids = plan.request_ids
+    rows = len(ids)
+    if not (rows == plan.num_tokens == len(computed_of) == declaration.total_num_scheduled_tokens and plan.exact):
+        return None
+    if bindings.partial:
+        return None
+    try:
+        computed = [computed_of[request_id] for request_id in ids]
+    except KeyError:
+        return None
+    seq_lens = [tokens + 1 for tokens in computed]
+    if (
+        plan.positions.tolist() != computed
+        or plan.seq_lens.tolist() != seq_lens
+        or plan.query_start.tobytes() != bindings.counting(rows + 1)
+    ):
+        return None
+    table_rows = bindings.rows_of(ids)
+    groups = []
+    for batch in batches:
+        group = plan.groups[batch.group_index]
+        batch.follow(table_rows, computed, seq_lens)
+        padding = group.slots.size - rows
+        slots = [start + position for start, position in zip(batch.tail_starts, computed, strict=True)]
+        if not (
+            batch.sound
+            and batch.tails_apart
+            and group.slots.tolist() == (slots + [PAD_SLOT] * padding if padding else slots)
+            and batch.long_enough(group.table_blocks)
+            and batch.equals_declared(group.tables)
+        ):
+            return None
+        groups.append(batch.agreed(padding))
+    return AgreedPlan(
+        step=declaration.step,
+        trace_id=declaration.trace_id,
+        request_ids=ids,
+        computed=computed,
+        graph_mode=plan.graph_mode,
+        groups=groups,
+    )
