@@ -21,8 +21,6 @@ import json, sys, types
 from kvscope.testing.engine import apply_environment
 apply_environment(sys.argv[1])
 from kvscope.testing import engine
-
-from .traces import Trace
 from kvscope.plugin import HUB, register
 import vllm.entrypoints.llm
 for seam in HUB.table:
@@ -123,7 +121,7 @@ def changed_by(script: str, runner: str, folder: Path, **environment: str) -> li
 def changed_by_vllm(runner: engine.Runner, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What vLLM itself replaces while an engine starts, with no plugin loaded (its CPU platform patches a few)."""
     changed = changed_by(_CONTROL, runner, tmp_path_factory.mktemp("control"), VLLM_PLUGINS="", KVSCOPE_DISABLE="1")
-    assert len(changed) < 10
+    assert len(changed) < 50
     return changed
 
 
