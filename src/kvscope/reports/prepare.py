@@ -15,11 +15,15 @@ from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
 from kvscope.events.frozen import frozen_line
+from kvscope.facts.plans import PAD_SLOT
 from kvscope.reports.printable import clean
 from kvscope.reports.wording import access_of, listed, value_text
 
 UNWATCHED = "the allocator itself: not watched in this version"
 SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE_POOL: "x"}
+
+IN_BATCH = "in the batch"
+"""What handover_request_mismatch expects or sees, where it looked at the runner's batch and not at the message."""
 
 Fact = tuple[str, str]
 """A label and what stands behind it."""
@@ -112,7 +116,7 @@ def _access(folded: FoldedFinding) -> list[Fact]:
 
 
 def _owners(finding: Finding, scene: Scene | None) -> list[Fact]:
-    if finding.block_id is None:
+    if finding.block_id is None or finding.slot == PAD_SLOT:  # nothing is written: there is no block
         return []
     if scene is None:
         return [("allocated for", "not known: the replay did not reach this step"), ("freed by", UNWATCHED)]
@@ -149,7 +153,7 @@ def _declared_before(scene: Scene) -> str:
 
 
 def _strip(finding: Finding, scene: Scene | None) -> Strip | None:
-    if scene is None or finding.block_id is None or not scene.strip:
+    if scene is None or finding.block_id is None or finding.slot == PAD_SLOT or not scene.strip:
         return None
     owner = "this request" if finding.request_id is None else clean(finding.request_id)
     meaning = {
@@ -176,6 +180,8 @@ def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]
     if finding.expected is None and finding.actual is None:
         return [("compared", rule.evidence)]
     seen, other = rule.sources
+    if IN_BATCH in {finding.expected, finding.actual}:
+        seen = "the requests in the runner's batch"
     expected = value_text(finding.expected, finding, scene)
     # Where a rule holds one side against an invariant, what was expected comes from neither: it is the declared value.
     alone = rule.invariant or (rule.rank == OUTSIDE and finding.expected is not None and not _is_limit(finding))

@@ -8,6 +8,7 @@ from kvscope.reports.prepare import Fact, PreparedFinding, Strip
 
 WIDTH = 80
 LABEL_WIDTH = 16
+_GLUE = "\x00"  # stands for a space while lines are wrapped; no prepared text has one
 Line = tuple[str, str]
 """Style (``frozen``, ``title``, ``bad``, ``label``, ``dim`` or empty) and text."""
 
@@ -49,9 +50,11 @@ def _facts(facts: list[Fact], width: int, *, indent: int = 0, first: str = "") -
 def _draw_strip(strip: Strip, width: int) -> list[Line]:
     indent = " " * LABEL_WIDTH
     arrow = f"{indent}{'  ' * strip.marked}^ block {strip.block}"
-    legend = "   ".join(f"{symbol} {text}" for symbol, text in strip.legend)
+    # A symbol and what it means stay on one line.
+    legend = "   ".join(f"{symbol} {text}".replace(" ", _GLUE) for symbol, text in strip.legend)
+    wrapped = textwrap.wrap(legend, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     return [
         ("", f"{'neighbours':{LABEL_WIDTH}}{' '.join(strip.symbols)}   {strip.first_block}..{strip.last_block}"),
         ("bad", arrow),
-        *(("dim", line) for line in textwrap.wrap(legend, width, initial_indent=indent, subsequent_indent=indent)),
+        *(("dim", line.replace(_GLUE, " ")) for line in wrapped),
     ]

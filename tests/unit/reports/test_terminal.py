@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvscope.analysis.blocks import Tenure
@@ -236,3 +237,32 @@ def test_every_symbol_of_the_strip_is_explained() -> None:
     words = {OWN, SHARED, OTHER, NOBODY, NULL, OUTSIDE}
     assert words == set(SYMBOLS)
     assert len(set(SYMBOLS.values())) == len(SYMBOLS)
+
+
+def _told(folded: FoldedFinding, **changes: object) -> str:
+    finding = msgspec.structs.replace(folded.first, **changes)
+    return plain(draw(prepare(msgspec.structs.replace(folded, first=finding))))
+
+
+def test_a_token_that_is_not_stored_hits_no_block() -> None:
+    text = _told(FOREIGN, reason="write_target_mismatch", slot=-1, block_id=-1, actual=-1, other_request_id=None)
+    assert "WRITE           slot -1 (padding: nothing is written)\n" in text
+    assert "neighbours" not in text
+    assert "allocated for" not in text
+
+
+def test_what_was_seen_in_the_batch_is_not_said_to_come_from_the_message() -> None:
+    text = _told(HANDOVER, expected="in the batch", actual="absent")
+    assert "actual          absent: the requests in the runner's batch\n" in text
+    assert "expected        in the batch: the scheduler's declaration\n" in text
+
+
+def test_a_symbol_stays_on_one_line_with_its_meaning() -> None:
+    text = _told(FOREIGN, request_id="a-rather-long-request-id-of-a-client")
+    lines = text.splitlines()
+    legend = lines[lines.index(next(line for line in lines if "^ block" in line)) + 1 :]
+    assert [line.strip() for line in legend[:3]] == [
+        "O a-rather-long-request-id-of-a-client's own",
+        "S a-rather-long-request-id-of-a-client's, shared",
+        "R another request's   . nobody's",
+    ]
