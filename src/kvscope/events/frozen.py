@@ -33,4 +33,8 @@ def _word(value: object) -> str:
     text = str(value)
     if text.isprintable() and " " not in text and "=" not in text:
         return text
-    return "".join(c if c.isprintable() and c not in " =%" else "".join(f"%{b:02X}" for b in c.encode()) for c in text)
+    return "".join(c if c.isprintable() and c not in " =%" else _percent(c) for c in text)
+
+
+def _percent(char: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))

@@ -26,16 +26,23 @@ class RequestNames:
 
     def __call__(self, request_id: str) -> RequestId:
         if self.mode == "plain":
-            return request_id
+            return request_id if request_id.isascii() else _encodable(request_id)
         if self.mode == "omitted":
             return None
         name = self._known.get(request_id)
         if name is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            name = hashlib.blake2b(request_id.encode(), digest_size=8, key=self._salt).hexdigest()
+            name = hashlib.blake2b(
+                request_id.encode("utf-8", "surrogatepass"), digest_size=8, key=self._salt
+            ).hexdigest()
             self._known[request_id] = name
         return name
+
+
+def _encodable(request_id: str) -> str:
+    """JSON of a client can name half of a surrogate pair, which no JSON of ours could hold."""
+    return request_id.encode("utf-8", "backslashreplace").decode()
 
 
 PLAIN = RequestNames()

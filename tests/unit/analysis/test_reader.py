@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,45 @@ def test_a_deleted_file_is_a_gap_unless_the_process_says_that_it_deleted_it(
     verdict = verdict_of(Replay(Trace.open(run)).run())
     assert any("before the first one" in reason for reason in verdict.reasons) is not excused
     assert any("deleted by rotation" in note for note in verdict.notes) is excused
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_processes_that_rotated_at_different_places_cause_no_finding_and_are_not_called_clean(
+    tmp_path: Path, kept: int
+) -> None:
+    """What is left of EngineCore's file begins elsewhere than what is left of the worker's."""
+    builder = TraceBuilder(tmp_path / "run")
+    live: list[str] = []
+    for number in range(60):
+        new = [f"r{number}"] if number % 4 == 0 else []
+        gone = [live.pop(0)] if number % 6 == 5 else []
+        live += new
+        builder.step({**dict.fromkeys(live, 1), **dict.fromkeys(new, 20)}, finished=gone)
+    run = builder.close()
+    for process, pieces in (("engine", 7), ("worker", 11)):
+        (path,) = run.glob(f"{process}-*.jsonl")
+        for piece in _rotate(path, pieces, deleted=pieces - kept)[:-kept]:
+            piece.unlink()
+    replay = Replay(Trace.open(run)).run()
+    verdict = verdict_of(replay)
+    assert (verdict.word, verdict.findings) == (INCONCLUSIVE, [])
+    assert sum("deleted by rotation" in note for note in verdict.notes) == 2
+    assert not any("before the first one" in reason for reason in verdict.reasons)
+    assert replay.coverage.audited + replay.coverage.skipped.total() == replay.coverage.scheduled
+
+
+@pytest.mark.parametrize("clock", ["0", "-5", "backwards", "9223372036854775807"])
+def test_clocks_have_no_say_in_the_order(tmp_path: Path, clock: str) -> None:
+    run = make(tmp_path / "run", ranks=2, steps=6)
+    for path in run.glob("*.jsonl"):
+        lines = path.read_text().splitlines()
+        for index, line in enumerate(lines):
+            value = str(10**18 - index * 10**12) if clock == "backwards" else clock
+            lines[index] = re.sub(r'"(mono_ns|wall_ns)":-?\d+', rf'"\1":{value}', line)
+        path.write_text("".join(f"{line}\n" for line in lines))
+    replay = Replay(Trace.open(run)).run()
+    assert verdict_of(replay).word == CLEAN
+    assert 0 <= summarize(replay).duration_s < 10**6
 
 
 def _rotate(path: Path, pieces: int, deleted: int) -> list[Path]:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from kvscope.checks.finding import Finding
+from kvscope.config import RequestIds
+from kvscope.events.codec import encode
+from kvscope.events.findings import violation_record
 from kvscope.events.frozen import frozen_line
 from kvscope.events.names import RequestNames
+from kvscope.events.schema import decode_record
 from unit.events.samples import RULE
 
 
@@ -34,3 +40,18 @@ def test_the_line_says_the_id_as_the_records_do() -> None:
     assert "request=- " in frozen_line(finding, RULE, "log", names=RequestNames("omitted"))
     hashed = RequestNames("hashed", b"0" * 16)
     assert f"request={hashed('secret')} " in frozen_line(finding, RULE, "log", names=hashed)
+
+
+@pytest.mark.parametrize("mode", ["plain", "hashed", "omitted"])
+def test_an_id_with_half_a_surrogate_pair_is_told_and_recorded(mode: RequestIds) -> None:
+    """`"\\ud83d"` is JSON, so a client can send it; no JSON of ours could hold it as it is."""
+    names = RequestNames(mode, b"0" * 16)
+    finding = Finding(reason="x", step=1, trace_id="t\ud83d", request_id="r\ud83d")
+    shown = {"plain": "r\\ud83d", "hashed": names("r\ud83d"), "omitted": "-"}[mode]
+    assert f"request={shown} " in frozen_line(finding, RULE, "log", names=names)
+    finding.trace_id = "t"
+    assert decode_record(encode(violation_record(finding, RULE, "log", 0, names))).request_id == names("r\ud83d")
+
+
+def test_every_other_id_is_recorded_as_it_is() -> None:
+    assert [RequestNames()(name) for name in ("r-1", "日本語-😀", "a\x1b\n")] == ["r-1", "日本語-😀", "a\x1b\n"]
