@@ -22,11 +22,11 @@ def agreed_decode(
     ``computed_of`` has the declared computed tokens of every scheduled request. (A batch that has one request twice
     lacks another, but then two rows write in the same block.)
     """
-    ids = plan.request_ids
+    ids, scheduled = plan.request_ids, declaration.requests.scheduled
     rows = len(ids)
-    if not (rows == plan.num_tokens == len(computed_of) == declaration.total_num_scheduled_tokens and plan.exact):
+    if not (rows == plan.num_tokens == len(computed_of) == len(scheduled) and plan.exact):
         return None
-    if bindings.partial:
+    if bindings.partial or not batches or list(map(scheduled.get, ids)).count(1) != rows:
         return None
     try:
         computed = [computed_of[request_id] for request_id in ids]

@@ -61,8 +61,8 @@ def bind_block_out_of_range(view: BindView) -> Iterator[Finding]:
             if not block_ids or (min(block_ids) >= 0 and max(block_ids) < num_blocks):
                 continue
             block = next(b for b in block_ids if not 0 <= b < num_blocks)
-            table = view.bindings.table(request_id, group_index)
-            finding = _bind_finding(view, request_id, group_index, block, int((table == block).argmax()))
+            first_new = len(view.bindings.table(request_id, group_index)) - len(block_ids)
+            finding = _bind_finding(view, request_id, group_index, block, first_new + block_ids.index(block))
             finding.expected, finding.actual, finding.launch_fatal = num_blocks - 1, block, True
             yield finding
 

@@ -99,8 +99,8 @@ class Bindings:
     def is_doubtful(self, requests: StepRequests) -> bool:
         """Whether the rules about declarations have to look at the step that was just taken over.
 
-        False means that nobody's blocks fall short and every new block lies in the pool, is not the null block, and
-        stands only once in its table.
+        False means that nobody's blocks fall short and every new block lies in the pool and stands only once in its
+        table.
         """
         capacity, scheduled = self._capacity_tokens, requests.scheduled
         for request_id, computed in requests.computed():

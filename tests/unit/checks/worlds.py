@@ -77,9 +77,12 @@ class Request:
 
 @dataclass
 class World:
+    """``chunk`` is how much of a prompt a step takes at most; with 1 all batches look like decoding."""
+
     seed: int
     groups: tuple[Group, ...]
     num_blocks: int = 160
+    chunk: int = 48
     live: dict[str, Request] = field(default_factory=dict)
     step_number: int = 0
 
@@ -158,7 +161,7 @@ class World:
         for _ in range(self.random.choice([0, 0, 1, 1, 2])):
             prompt = self.random.randint(2, 150)
             hit, tables = self._prefix_hit(prompt, said)
-            scheduled = self.random.randint(1, min(prompt - hit, 48))
+            scheduled = self.random.randint(1, min(prompt - hit, self.chunk))
             grown = self._grow(tables, hit + scheduled)
             if grown is None:
                 continue
@@ -200,7 +203,7 @@ class World:
         request.computed = request.declared
         self._leave_window(request)
         left = request.prompt - request.computed
-        scheduled = 1 if decode_only or left <= 0 else self.random.randint(1, min(left, 48))
+        scheduled = 1 if decode_only or left <= 0 else self.random.randint(1, min(left, self.chunk))
         grown = self._grow(request.tables, request.computed + scheduled)
         assert grown is not None
         for told, held, more in zip(request.tables, request.held, grown, strict=True):
@@ -216,7 +219,7 @@ class World:
         for name, prompt in list(self.waiting.items()):
             if name in said.preempted or self.random.random() < 0.5:
                 continue
-            scheduled = self.random.randint(1, min(prompt, 48))
+            scheduled = self.random.randint(1, min(prompt, self.chunk))
             tables = self._grow([[] for _ in self.groups], scheduled)
             if tables is None:
                 continue
