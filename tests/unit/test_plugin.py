@@ -318,6 +318,18 @@ def test_context_parallelism_is_not_judged_and_says_so(hub: PluginHub, size: str
     assert ("plan", "context_parallel") in [(said.check, said.cause) for said in run.enabled().checks_inactive]
 
 
+@pytest.mark.parametrize(("device", "on_host"), [("cpu", True), ("cuda", False), ("xpu", False)])
+def test_whether_a_runner_has_its_tensors_on_the_host_is_settled_when_it_is_attached(
+    hub: PluginHub, device: str, on_host: bool
+) -> None:
+    of = vllm_config()
+    hub.configure_worker(of)
+    worker = SimpleNamespace(vllm_config=of, rank=0, model_runner=runner(device))
+    hub.attach_worker(worker)
+    hub.attach_runner(worker, cache_config())
+    assert getattr(worker, OBSERVER).reads_host_tensors is on_host
+
+
 def test_a_runner_of_a_worker_that_is_not_observed_is_left_alone(hub: PluginHub) -> None:
     of = vllm_config()
     hub.configure_worker(of)

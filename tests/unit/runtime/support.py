@@ -16,6 +16,8 @@ from kvscope.runtime.worker import WorkerJudge
 from unit.checks.scenes import ONE_GROUP, Scene
 
 RUN = "run"
+MADE: list[Run] = []
+"""Runs of the current test; whatever happens in it, they are closed when it ends (``conftest``)."""
 
 
 class Hooks:
@@ -49,6 +51,7 @@ def make_run(
     parts = {key: {"enabled": True, "action": action} for key, action in actions if action is not None}
     config = parse({**parts, "kv_output": {"dir": str(folder), "log": "off", **output}}, {})
     run = Run(RUN, config, hooks or Hooks(), ("0.32.0", "cpu"))
+    MADE.append(run)
     run.roles.update(roles or ("engine", "worker"))
     run.topology = topology
     run.ranks = ranks or Ranks(dp=0, tp=0, pp=0, world=0)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
-from kvscope.facts.plans import DummyRun, Plan
-from kvscope.facts.requests import StepRequests, StepResult
+from kvscope.facts.plans import AgreedPlan, DummyRun, Plan, PlanSnapshot
+from kvscope.facts.requests import Declaration, StepRequests, StepResult
 from kvscope.facts.topology import Ranks
 from kvscope.runtime.worker import WorkerJudge
+from unit.checks.changes import CHANGES
 from unit.checks.scenes import ONE_GROUP, declare, decoding
-from unit.checks.worlds import copied, group, pool
+from unit.checks.worlds import LAYOUTS, World, blocks_for, copied, group, pool
 from unit.events.samples import same
 from unit.runtime.support import Live, last_coverage, make_run, of_event
 
@@ -443,3 +448,87 @@ def test_on_a_rank_whose_result_is_not_returned_it_is_made_harmless(tmp_path: Pa
     }
     worker.close()
     live.run.close()
+
+
+# Long steady decoding -------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """A run that keeps what it is told instead of writing it."""
+
+    def __init__(self, folder: Path, world: World, **output: Any) -> None:
+        self.run = make_run(folder, "worker", topology=world.topology, **output)
+        self.findings: list[Finding] = []
+        self.plans: list[AgreedPlan | PlanSnapshot] = []
+        self.run.report = lambda findings, *_: self.findings.extend(findings)  # type: ignore[method-assign]  # the run itself, with what it is told kept
+        self.run.stream.put = self._put  # type: ignore[method-assign]  # the run itself, with what it is told kept
+        self.worker = WorkerJudge(self.run, returns_results=True)
+        self.worker.bind_topology(world.topology)
+
+    def _put(self, kind: str, fact: Any, **_: Any) -> bool:
+        if kind == "plan":
+            self.plans.append(fact)
+        return True
+
+    def step(self, declaration: Declaration, plan: Plan | None) -> list[Finding]:
+        """What is found in a step; without a plan it only passes."""
+        self.findings.clear()
+        self.worker.on_input(declaration, declaration.requests.copy())
+        if plan is not None:
+            self.worker.on_plan(plan)
+        self.worker.on_launched()
+        return list(self.findings)
+
+
+def spelled(kept: AgreedPlan | PlanSnapshot) -> PlanSnapshot:
+    return kept.snapshot() if isinstance(kept, AgreedPlan) else kept
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(CHANGES)), steps=st.integers(0, 40))
+def test_a_fault_in_long_steady_decoding_is_found_as_on_the_first_plan_and_then_all_is_well(
+    tmp_path_factory: pytest.TempPathFactory, layout: str, seed: int, name: str, steps: int
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    world, rng = World(seed, LAYOUTS[layout]), random.Random(seed)
+    old, fresh = Told(folder, world), Told(folder, world)
+    while len(world.live) < 2:
+        declaration = world.step()
+        plan = world.plan(declaration) if declaration.requests.scheduled else None
+        assert old.step(declaration, plan) == fresh.step(declaration, None) == []
+    rows = old.run.coverage.rows
+    old.plans.clear()
+    for number in range(steps + 6):
+        declaration = world.step(decode_only=True)
+        if not declaration.requests.scheduled:
+            return
+        plan = world.plan(declaration, shuffle=False)
+        if number != steps:
+            assert old.step(declaration, plan) == []
+            assert isinstance(old.plans[-1], AgreedPlan)
+            fresh.step(declaration, None)
+        else:
+            CHANGES[name](world, plan, rng.randrange(len(world.groups)), rng)
+            found = old.step(declaration, copied(plan))
+            assert same(found, fresh.step(declaration, copied(plan)))
+            assert isinstance(old.plans[-1], AgreedPlan) is (found == [])
+            assert same(spelled(old.plans[-1]), spelled(fresh.plans[-1]))
+        rows += len(plan.request_ids) * len(world.groups)
+        assert old.run.coverage.rows == rows
+    assert (old.run.coverage.skipped, len(old.plans)) == ({}, steps + 6)
+
+
+def test_with_all_tables_spelled_out_a_decoding_batch_is_kept_with_its_tables(tmp_path: Path) -> None:
+    world = World(1, LAYOUTS["full"])
+    told = Told(tmp_path, world, records="full")
+    while len(world.live) < 2:
+        told.step(world.step(), None)
+    declaration = world.step(decode_only=True)
+    told.step(declaration, world.plan(declaration))
+    (kept,) = told.plans
+    assert isinstance(kept, PlanSnapshot)
+    tables = kept.groups[0].tables
+    assert [tables[row].tolist() for row in range(len(kept.request_ids))] == [
+        world.live[name].tables[0][: blocks_for(world.live[name].declared, 16)] for name in kept.request_ids
+    ]
