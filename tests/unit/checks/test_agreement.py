@@ -336,6 +336,33 @@ def test_a_declaration_that_falls_short_is_agreed_to_only_once_its_block_is_ther
             assert agreed is not None
 
 
+def test_a_block_that_is_left_over_in_the_row_from_an_earlier_request_is_nobodys() -> None:
+    scene = Scene()
+    scene.say(new=[("earlier", ([50, 51, 52, 53],), 0, 60)])
+    scene.say(finished=["earlier"], new=[("a", ([1, 2, 3],), 0, 40)])
+    for computed in range(40, 50):
+        declaration = scene.say(known=[("a", None, computed, 1)])
+        plan = scene.plan(declaration)
+        if computed >= 48:  # a runner whose row was not cleared either
+            plan.groups[0].tables[0, 3] = 53
+            plan.groups[0].table_blocks[0] = 4
+            plan.groups[0].slots[0] = 53 * 16 + computed - 48
+        assert (agreed_in(scene, declaration, plan) is not None) is (computed < 48)
+
+
+def test_a_row_that_goes_back_behind_a_block_it_had_grown_into_does_not_look_there_any_more() -> None:
+    """As with rejected drafts. Its blocks were there all along, so that no declaration changes any table."""
+    scene, _ = decoding()
+    scene.say(known=[("a", ([7],), 41, 1), ("b", ([8],), 41, 1)])
+    for computed in (46, 47, 48, 47, 48, 46):
+        declaration = scene.say(known=[("a", None, computed, 1), ("b", None, computed, 1)])
+        plan = scene.plan(declaration)
+        if computed < 48:
+            plan.groups[0].tables[:, 3] = 63
+            plan.groups[0].table_blocks[:] = 3
+        assert agreed_in(scene, declaration, plan) is not None
+
+
 def test_two_rows_that_grow_into_one_block_are_not_agreed_to() -> None:
     scene, declaration = decoding()
     assert agreed_in(scene, declaration, scene.plan(declaration)) is not None
