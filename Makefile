@@ -14,7 +14,7 @@ test:           ## style, types, unit tests, then the real engine with both runn
 	@scripts/test.sh
 
 test-long: setup ## what `make test` leaves out: the fault kit by itself, with both runners
-	@for runner in v1 v2; do .venv/bin/python -m pytest tests/engine --runner $$runner -m long -q || exit 1; done
+	@for runner in v1 v2; do .venv/bin/python -m pytest tests/engine --runner $$runner --long -q || exit 1; done
 
 lint: setup     ## style and types only
 	@scripts/lint.sh

@@ -29,19 +29,31 @@ stage() {
 
 covered_pytest() { COVERAGE_FILE=build/test/.coverage "$python" -m coverage run -m pytest "$@"; }
 
-unit_tests() { covered_pytest tests/unit -q -p no:cacheprovider; }
-
-# Runs both; the second one's output is shown when the first is through, so that the lines do not mix.
-engine_tests() {
+# Runs two selections of tests, a core each: `side_by_side NAME "ARGUMENTS" NAME "ARGUMENTS"`. The second one's output is
+# shown when the first is through, so that the lines do not mix.
+side_by_side() {
   local other status=0
-  covered_pytest tests/engine --runner v2 -m "not long" -q -p no:cacheprovider >"$reports/engine-v2.txt" 2>&1 &
+  # Arguments are split at spaces; none of them has one inside.
+  # shellcheck disable=SC2086
+  covered_pytest $4 -q -p no:cacheprovider >"$reports/beside.txt" 2>&1 &
   other=$!
-  echo "-- runner v1"
-  covered_pytest tests/engine --runner v1 -m "not long" -q -p no:cacheprovider || status=1
+  echo "-- $1"
+  # shellcheck disable=SC2086
+  covered_pytest $2 -q -p no:cacheprovider || status=1
   wait "$other" || status=1
-  echo "-- runner v2 (ran beside it)"
-  cat "$reports/engine-v2.txt"
+  echo "-- $3 (ran beside it)"
+  cat "$reports/beside.txt"
   return "$status"
+}
+
+unit_tests() {
+  local offline="tests/unit/analysis tests/unit/cli tests/unit/events tests/unit/reports tests/unit/sinks" rest=tests/unit
+  for folder in $offline; do rest+=" --ignore=$folder"; done
+  side_by_side "records, files and commands" "$offline" "rules and wiring" "$rest"
+}
+
+engine_tests() {
+  side_by_side "runner v1" "tests/engine --runner=v1" "runner v2" "tests/engine --runner=v2"
 }
 
 coverage_report() {

@@ -5,6 +5,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner under test")
+    parser.addoption("--long", action="store_true", help="run the tests marked `long`, and no others")
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -206,7 +206,7 @@ class OutputConfig:
     queue_bytes: int = _setting(64 * _MIB, _integer(_KIB, 64 * _GIB), "bytes that may wait for the writer")
     ring_bytes: int = _setting(64 * _MIB, _integer(_KIB, 64 * _GIB), "bytes of the flight recorder")
     extensions: tuple[str, ...] = _setting(
-        (), _list_of(_MODULE, "module names", 64), "modules imported in the front end, EngineCore and workers"
+        (), _list_of(_MODULE, "module names", 64), "modules to import in every process; not done by this version"
     )
     rotate_bytes: int = _setting(256 * _MIB, _integer(_KIB, 1024 * _GIB), "size at which a file is closed")
     retain_files: int = _setting(8, _integer(1, 100_000), "files that a process keeps; older ones are deleted")

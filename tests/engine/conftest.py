@@ -19,13 +19,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `once` are the first runner's."""
-    if config.getoption("--runner") == "v1":
-        return
-    elsewhere = [item for item in items if item.get_closest_marker("once")]
-    if elsewhere:
-        config.hook.pytest_deselected(items=elsewhere)
-        items[:] = [item for item in items if not item.get_closest_marker("once")]
+    """Tests marked `once` are the first runner's; those marked `long` run when asked for, alone."""
+    first, long = config.getoption("--runner") == "v1", config.getoption("--long")
+    kept = [
+        item
+        for item in items
+        if (item.get_closest_marker("long") is not None) == long and (first or not item.get_closest_marker("once"))
+    ]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -178,7 +178,12 @@ def test_a_fault_stops_an_engine_in_processes_of_its_own(
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("name", "reason"), [("slot_plus_one", "write_target_mismatch"), ("slot_outside_cache", "write_outside_cache")]
+    ("name", "reason"),
+    [
+        ("slot_plus_one", "write_target_mismatch"),
+        # How a rank keeps its access from being launched does not depend on the runner.
+        pytest.param("slot_outside_cache", "write_outside_cache", marks=pytest.mark.once),
+    ],
 )
 def test_a_fault_on_tensor_parallel_rank_1_alone_stops_the_engine(
     name: str, reason: str, tmp_path: Path, cell: Any

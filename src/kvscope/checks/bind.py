@@ -50,7 +50,7 @@ def _bind_finding(view: BindView, request_id: str, group_index: int, block_id: i
     rank=r.OUTSIDE,
     title="the scheduler hands out a block that does not exist",
     fires="A declared block id is negative or not below the number of blocks of the pool.",
-    silent="The null block (bind_null_block_declared); ids of another pool that are in range.",
+    silent="The null block (a use of it is a finding at the plan); ids of another pool that are in range.",
     sources=("the scheduler's declaration", "the size of the pool"),
     proves_not="That the worker uses the block; the declaration alone is judged.",
 )
@@ -125,7 +125,8 @@ def _duplicate(visible: Int32, appended: int, null: int) -> tuple[int, int] | No
     rank=r.SHORT,
     title="the scheduler gives a request too few blocks",
     fires="The declared table covers fewer tokens than declared computed + scheduled tokens.",
-    silent="Longer tables (lookahead); groups with other semantics, such as one state slot a request.",
+    silent="Longer tables (lookahead); groups with other semantics, such as one state slot a request; requests that "
+    "were admitted before kvscope was switched on.",
     sources=("the scheduler's declared blocks", "the scheduler's declared token counts"),
     proves_not="Which of the two is wrong.",
 )

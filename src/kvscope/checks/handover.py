@@ -60,7 +60,10 @@ def handover_missing(view: HandoverView) -> Iterator[Finding]:
     fires="Scheduled, new, resumed, finished or preempted requests, their token counts, or the requests in the "
     "runner's batch differ from the declaration.",
     silent="The order of the batch, which the runner chooses; block lists (handover_delta_mismatch).",
-    sources=(r.RECEIVED, "the scheduler's declaration"),
+    sources=(
+        "the SchedulerOutput that the worker received, or the batch that its runner built",
+        "the scheduler's declaration",
+    ),
     proves_not="Where between scheduler and worker the message changed.",
 )
 def handover_request_mismatch(view: HandoverView) -> Iterator[Finding]:

@@ -76,7 +76,8 @@ def read_null_block(view: GroupView) -> Iterator[Finding]:
     severity="error",
     rank=r.FOREIGN_ROW,
     title="a row of the block table belongs to another request",
-    fires="The visible entries of a row are not its own declared ones but exactly those of another live request.",
+    fires="The visible entries of a row are not its own declared ones but, as far as both reach, those of another live "
+    "request.",
     silent="Requests that declare the same blocks through a prefix hit; a single foreign block (read_foreign_block).",
     sources=(r.PLAN_TABLES, r.DECLARATION),
 )

@@ -137,8 +137,9 @@ def write_slot_collision(view: GroupView) -> Iterator[Finding]:
     check="C1",
     severity="error",
     rank=r.TARGET,
-    title="a token is written to a slot that the declaration does not give it",
-    fires="The slot differs from declared block of the position * block_size + offset, in a group that is judged.",
+    title="a token has another slot than the declaration gives it",
+    fires="The slot differs from declared block of the position * block_size + offset, in a group that is judged; "
+    "slot -1, too, by which a real token is not stored at all.",
     silent="Padding; rows whose computed length the host itself only estimates; groups with other semantics.",
     sources=(r.PLAN_SLOTS, r.DECLARATION),
 )
