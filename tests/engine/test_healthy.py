@@ -101,6 +101,7 @@ def test_in_processes_of_their_own(runner: engine.Runner, tmp_path: Path, cell: 
     cell(f"multi-process: {trace.rows_audited()} rows, {trace.preemptions()} preemptions, 0 findings")
 
 
+@pytest.mark.once
 @pytest.mark.multiprocess
 def test_two_tensor_parallel_ranks(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
     requests = prompts(8)

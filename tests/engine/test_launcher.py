@@ -41,7 +41,7 @@ def test_an_early_token_of_the_prompt_changes_the_continuation(plain_llm: Any) -
     assert all(first != second for first, second in zip(before, after, strict=True))
 
 
-@pytest.mark.once
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_processes_of_their_own_give_the_same_tokens(plain_llm: Any) -> None:
     expected = engine.generate(plain_llm, PROMPTS)
@@ -51,7 +51,7 @@ def test_processes_of_their_own_give_the_same_tokens(plain_llm: Any) -> None:
             engine.scheduler(llm)
 
 
-@pytest.mark.once
+@pytest.mark.long
 @pytest.mark.server
 def test_a_server_answers_and_ends_cleanly_on_sigterm(plain_llm: Any, runner: engine.Runner, tmp_path: Path) -> None:
     expected = engine.generate(plain_llm, PROMPTS[:1])

@@ -5,8 +5,6 @@ Source: ``vllm/v1/core/sched/output.py``, ``SchedulerOutput``, ``NewRequestData`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 BlockIds = tuple[list[int], ...]
@@ -36,10 +34,12 @@ class StepRequests(msgspec.Struct, kw_only=True, gc=False):
     finished: set[str]
     preempted: set[str]
 
-    def computed(self) -> Iterator[tuple[str, int]]:
-        """Every listed request with its tokens before the step."""
-        yield from zip(self.cached_ids, self.cached_computed, strict=True)
-        yield from zip(self.new_ids, self.new_computed, strict=True)
+    def computed(self) -> dict[str, int]:
+        """Tokens before the step, of every listed request."""
+        computed = dict(zip(self.cached_ids, self.cached_computed, strict=True))
+        if self.new_ids:
+            computed.update(zip(self.new_ids, self.new_computed, strict=True))
+        return computed
 
     def copy(self) -> StepRequests:
         """The same with lists of its own, all the way down."""

@@ -62,7 +62,7 @@ class WorkerJudge:
             return
         run, declared = self._run, declaration.requests
         self._bindings.apply(declared)
-        self._computed_of = dict(declared.computed())
+        self._computed_of = declared.computed()
         self._current = self._result_of = declaration
         self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
         self._last_step = declaration.step

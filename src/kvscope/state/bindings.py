@@ -103,7 +103,7 @@ class Bindings:
         table.
         """
         capacity, scheduled = self._capacity_tokens, requests.scheduled
-        for request_id, computed in requests.computed():
+        for request_id, computed in requests.computed().items():
             if computed + scheduled.get(request_id, 0) > capacity.get(request_id, 0):
                 return True
         for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
