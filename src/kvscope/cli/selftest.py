@@ -66,7 +66,7 @@ def command(
     runner: RunnerName = RUNNER_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Inject every fault into a real engine: exit 1 if one is missed or misnamed, or the control run finds anything."""
+    """Inject every fault into a real engine: exit 1 if one is missed or wrong, or the control run finds anything."""
     result = _run(runner.value)
     numbers = _numbers(result)
     if as_json:
@@ -91,19 +91,19 @@ def _run(runner: str) -> SelftestResult:
 
 
 def verdict_on(outcome: FaultOutcome) -> str:
-    """``detected``, ``wrong reason``, ``missed`` or ``not injected``."""
+    """``detected``, ``wrong``, ``missed`` or ``not injected``. The right reason in the wrong place is wrong, too."""
     if not outcome.injected:
         return "not injected"
     if not outcome.mistakes:
         return "detected"
-    return "wrong reason" if outcome.found else "missed"
+    return "wrong" if outcome.found else "missed"
 
 
 def _numbers(result: SelftestResult) -> dict[str, int]:
     verdicts = [verdict_on(outcome) for outcome in result.outcomes]
     return {
         "faults": len(verdicts),
-        **{word: verdicts.count(word) for word in ("detected", "wrong reason", "missed", "not injected")},
+        **{word: verdicts.count(word) for word in ("detected", "wrong", "missed", "not injected")},
         "false findings": len(result.control_findings),
     }
 
@@ -124,7 +124,7 @@ def _page(result: SelftestResult, numbers: dict[str, int]) -> list[Line]:
         verdict = verdict_on(outcome)
         style = "" if verdict == "detected" else "bad"
         lines += [(style, f"{outcome.fault:31} {outcome.expected:31} {verdict}")]
-        for mistake in outcome.mistakes if verdict == "wrong reason" else ():
+        for mistake in outcome.mistakes:
             lines += wrapped(f"- {mistake}", style="bad", indent=2)
     lines += [("", "")]
     lines += facts([(name, f"{count:,}") for name, count in numbers.items()], label_width=18)

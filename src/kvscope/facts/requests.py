@@ -85,11 +85,6 @@ class Declaration(msgspec.Struct, kw_only=True, gc=False):
     def is_empty(self) -> bool:
         return self.total_num_scheduled_tokens == 0
 
-    def kind_of(self, request_id: str) -> str:
-        if request_id in self.requests.resumed:
-            return RESUMED
-        return NEW if request_id in self.requests.new_ids else CACHED
-
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The front end turned the id that a client sees into the id that the engine uses.

@@ -18,10 +18,13 @@ import pytest
 
 from kvscope import __version__
 from kvscope.checks.catalog import RULES
+from kvscope.checks.finding import Finding
 from kvscope.cli import main
 from kvscope.cli.selftest import verdict_on
 from kvscope.errors import UnreadableTraceError
 from kvscope.events.schema import RECORDS
+from kvscope.testing.faults import FAULTS
+from kvscope.testing.selftest import mistakes_in
 from kvscope.testing.trace import TraceBuilder
 
 Capture = pytest.CaptureFixture[str]
@@ -298,17 +301,35 @@ DETECTED = outcome("slot_plus_one", ["write_target_mismatch"])
 MISNAMED = outcome("slot_of_other", ["read_null_block"], mistakes=["write_target_mismatch was not found"])
 MISSED = outcome("slot_gone", [], mistakes=["write_target_mismatch was not found, but nothing"])
 IDLE = outcome("never", [], injected=False, mistakes=["the fault found no occasion"])
+MISPLACED = outcome(
+    "slot_plus_one",
+    ["write_target_mismatch"],
+    mistakes=mistakes_in(
+        FAULTS["slot_plus_one"],
+        {"expected": "write_target_mismatch", "request_id": "a", "block_id": 6, "slot": 200, "step": 1},
+        [Finding(reason="write_target_mismatch", step=9, trace_id="t", request_id="a", block_id=5, slot=184)],
+        [9],
+    ),
+)
 
 
 def test_selftest_tells_the_four_ends_apart() -> None:
-    assert [verdict_on(o) for o in (DETECTED, MISNAMED, MISSED, IDLE)] == [
-        "detected", "wrong reason", "missed", "not injected",
+    assert [verdict_on(o) for o in (DETECTED, MISNAMED, MISPLACED, MISSED, IDLE)] == [
+        "detected", "wrong", "wrong", "missed", "not injected",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("outcomes", "control", "code"),
-    [([DETECTED], [], 0), ([DETECTED, MISNAMED], [], 1), ([DETECTED], ["read_null_block"], 1), ([], [], 1)],
+    [
+        ([DETECTED], [], 0),
+        ([DETECTED, MISNAMED], [], 1),
+        ([DETECTED, MISPLACED], [], 1),
+        ([DETECTED, MISSED], [], 1),
+        ([DETECTED, IDLE], [], 1),
+        ([DETECTED], ["read_null_block"], 1),
+        ([], [], 1),
+    ],
 )
 def test_selftest_passes_only_without_a_miss_and_without_a_false_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, outcomes: list[Any], control: list[str], code: int
@@ -319,7 +340,27 @@ def test_selftest_passes_only_without_a_miss_and_without_a_false_finding(
     assert "170 rows audited" in out
     _fake_selftest(monkeypatch, outcomes, control)
     assert main(["selftest", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["numbers"]["faults"] == len(outcomes)
+    said = json.loads(capsys.readouterr().out)
+    assert said["numbers"]["faults"] == len(outcomes)
+    assert [fault["mistakes"] for fault in said["faults"]] == [o.mistakes for o in outcomes]
+
+
+def test_selftest_shows_every_difference_where_the_reason_is_right_and_the_place_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    mistakes = ["block_id is 5, injected was 6", "slot is 184, injected was 200"]
+    _fake_selftest(monkeypatch, [MISPLACED, DETECTED], [])
+    assert main(["selftest"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["slot_plus_one", "write_target_mismatch", "wrong"]
+    assert lines[2:4] == [f"  - {mistake}" for mistake in mistakes]
+    assert lines[4].split() == ["slot_plus_one", "write_target_mismatch", "detected"]
+    assert main(["selftest", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["numbers"] | {"detected": 1, "wrong": 1} == said["numbers"]
+    assert [(fault["verdict"], fault["mistakes"]) for fault in said["faults"]] == [
+        ("wrong", mistakes), ("detected", []),
+    ]  # fmt: skip
 
 
 # As a process of its own ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from kvscope.facts.requests import CACHED, NEW, RESUMED, Declaration, StepRequests
+from kvscope.facts.requests import Declaration, StepRequests
 from kvscope.facts.topology import CHUNKED_LOCAL, FULL_ATTENTION, MLA, SLIDING_WINDOW, Group
 from unit.events.samples import declarations, step_requests
 
@@ -67,34 +67,9 @@ def test_a_word_that_arrives_otherwise_is_unequal(change: Any) -> None:
     assert changed != requests
 
 
-def test_the_kind_of_a_request_in_a_step() -> None:
-    requests = StepRequests(
-        new_ids=["n"],
-        new_blocks=[([1],)],
-        new_computed=[0],
-        cached_ids=["c", "r"],
-        cached_blocks=[None, ([2],)],
-        cached_computed=[3, 0],
-        resumed={"r"},
-        scheduled={"n": 1, "c": 1, "r": 1},
-        finished=set(),
-        preempted=set(),
-    )
-    declaration = Declaration(
-        step=1,
-        trace_id="t",
-        requests=requests,
-        new_prompt_tokens=[1],
-        cached_output_tokens=[0, 0],
-        spec_tokens={},
-        invalid_spec_tokens={},
-        total_num_scheduled_tokens=3,
-        token_budget=None,
-        zero_blocks=None,
-        copies=None,
-        connector_plan=None,
-    )
-    assert [declaration.kind_of(r) for r in ("n", "c", "r")] == [NEW, CACHED, RESUMED]
+@given(declarations())
+def test_a_step_without_tokens_is_empty(declaration: Declaration) -> None:
+    declaration.total_num_scheduled_tokens = 1
     assert not declaration.is_empty
     declaration.total_num_scheduled_tokens = 0
     assert declaration.is_empty
