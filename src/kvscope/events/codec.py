@@ -18,7 +18,7 @@ from kvscope import __version__
 from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.findings import finding_from, violation_record
 from kvscope.events.names import PLAIN, RequestNames
-from kvscope.events.plans import dummy_from, dummy_record, snapshot_from, write_read_records
+from kvscope.events.plans import agreed_records, dummy_from, dummy_record, snapshot_from, write_read_records
 from kvscope.events.requests import (
     admission_from,
     admission_record,
@@ -46,6 +46,7 @@ __all__ = [
     "Identity",
     "admission_from",
     "admission_record",
+    "agreed_records",
     "bind_record",
     "boundary_record",
     "coverage_record",
@@ -96,10 +97,15 @@ def stamp(
     record.boundary = boundary
     record.engine_id = identity.engine_id
     record.dp_rank = ranks.dp
-    record.tp_rank = or_absent(ranks.tp)
-    record.pp_rank = or_absent(ranks.pp)
-    record.pcp_rank = or_absent(ranks.pcp)
-    record.dcp_rank = or_absent(ranks.dcp)
+    # A rank that does not apply is absent in a new record.
+    if ranks.tp is not None:
+        record.tp_rank = ranks.tp
+    if ranks.pp is not None:
+        record.pp_rank = ranks.pp
+    if ranks.pcp is not None:
+        record.pcp_rank = ranks.pcp
+    if ranks.dcp is not None:
+        record.dcp_rank = ranks.dcp
     record.mono_ns = mono_ns
     record.wall_ns = wall_ns
     if record.trace_id is UNSET:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 from kvscope.config import RequestIds
 from kvscope.events.envelope import RequestId
@@ -38,6 +39,12 @@ class RequestNames:
             ).hexdigest()
             self._known[request_id] = name
         return name
+
+    def of(self, request_ids: Collection[str]) -> list[RequestId]:
+        """All of them, in their order."""
+        if self.mode == "plain" and "".join(request_ids).isascii():
+            return list(request_ids)
+        return [self(request_id) for request_id in request_ids]
 
 
 def _encodable(request_id: str) -> str:

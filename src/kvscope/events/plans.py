@@ -11,7 +11,7 @@ from kvscope.events.envelope import Runs, given
 from kvscope.events.names import PLAIN, RequestNames, known
 from kvscope.events.ranges import Integers, from_ranges, from_runs, to_ranges, to_runs
 from kvscope.events.schema import BoundaryRecord, ReadRecord, TableRow, WriteRecord
-from kvscope.facts.plans import DummyRun, GroupSnapshot, Int32, Int64, PlanSnapshot
+from kvscope.facts.plans import AgreedPlan, DummyRun, GroupSnapshot, Int32, Int64, PlanSnapshot
 
 
 def write_read_records(
@@ -28,6 +28,43 @@ def write_read_records(
     return _write_record(snapshot, names, full, block_sizes or {}), _read_record(snapshot, names, full)
 
 
+def agreed_records(plan: AgreedPlan, names: RequestNames = PLAIN) -> tuple[WriteRecord, ReadRecord]:
+    """What :func:`write_read_records` makes in compact of ``plan.snapshot()``, without going through arrays.
+
+    Nearly every step of a server is such a plan. Each row has one token, right behind what was computed, and all that
+    follows from it is left out in compact. Both records share their lists, with each other and with other steps.
+    """
+    computed, groups = plan.computed, plan.groups
+    requests = names.of(plan.request_ids)
+    group_ids = [group.group_id for group in groups]
+    columns = [group.shared_columns() for group in groups]
+    write = WriteRecord(
+        trace_id=plan.trace_id,
+        step=plan.step,
+        requests=requests,
+        groups=group_ids,
+        num_tokens=len(computed),
+        graph_mode=plan.graph_mode,
+        query_len=[1] * len(computed),
+        first_position=computed,
+        slots=[[start + position for start, position in zip(g.tail_starts, computed, strict=True)] for g in groups],
+        padding_slots=[group.padding_slots for group in groups],
+    )
+    read = ReadRecord(
+        trace_id=plan.trace_id,
+        step=plan.step,
+        requests=requests,
+        groups=group_ids,
+        blocks_needed=[column.blocks_needed for column in columns],
+        digest=[column.digests for column in columns],
+    )
+    if any(column.has_skipped for column in columns):
+        read.window_skipped = [column.window_skipped for column in columns]
+    if any(column.has_ignored for column in columns):
+        read.tail_ignored = [column.tail_ignored for column in columns]
+    return write, read
+
+
 def _write_record(
     snapshot: PlanSnapshot, names: RequestNames, full: bool, block_sizes: Mapping[int, int]
 ) -> WriteRecord:
@@ -37,7 +74,7 @@ def _write_record(
     record = WriteRecord(
         trace_id=snapshot.trace_id,
         step=snapshot.step,
-        requests=[names(request_id) for request_id in snapshot.request_ids],
+        requests=names.of(snapshot.request_ids),
         groups=[group.group_id for group in groups],
         num_tokens=snapshot.num_tokens,
         graph_mode=snapshot.graph_mode,
@@ -83,7 +120,7 @@ def _read_record(snapshot: PlanSnapshot, names: RequestNames, full: bool) -> Rea
     record = ReadRecord(
         trace_id=snapshot.trace_id,
         step=snapshot.step,
-        requests=[names(request_id) for request_id in snapshot.request_ids],
+        requests=names.of(snapshot.request_ids),
         groups=[group.group_id for group in groups],
         blocks_needed=[group.blocks_needed.tolist() for group in groups],
         digest=[[f"{digest:016x}" for digest in group.digests.tolist()] for group in groups],

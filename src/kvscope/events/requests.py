@@ -33,8 +33,8 @@ def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRe
         unlisted=unlisted or UNSET,
         total_num_scheduled_tokens=declaration.total_num_scheduled_tokens,
         token_budget=or_absent(declaration.token_budget),
-        finished=[names(request_id) for request_id in sorted(requests.finished)],
-        preempted=[names(request_id) for request_id in sorted(requests.preempted)],
+        finished=names.of(sorted(requests.finished)),
+        preempted=names.of(sorted(requests.preempted)),
         zero_blocks=UNSET if declaration.zero_blocks is None else to_ranges(declaration.zero_blocks),
         copies=UNSET if declaration.copies is None else [BlockCopy(src=s, dst=d) for s, d in declaration.copies],
         connector_plan=or_absent(declaration.connector_plan),
@@ -94,7 +94,7 @@ def worker_input_record(
     received: StepRequests, declared: StepRequests | None, names: RequestNames = PLAIN
 ) -> BoundaryRecord:
     """What arrived in the worker. It is spelled out only where it differs from what the scheduler declared."""
-    if received == declared:
+    if received is declared or received == declared:
         return BoundaryRecord(kind="worker_input", as_declared=True)
     listed, unlisted = _bound(received, names, None)
     return BoundaryRecord(
@@ -102,8 +102,8 @@ def worker_input_record(
         as_declared=False if declared is not None else UNSET,
         requests=listed,
         unlisted=unlisted or UNSET,
-        finished=[names(request_id) for request_id in sorted(received.finished)],
-        preempted=[names(request_id) for request_id in sorted(received.preempted)],
+        finished=names.of(sorted(received.finished)),
+        preempted=names.of(sorted(received.preempted)),
     )
 
 
@@ -126,7 +126,7 @@ def result_record(kind: str, result: StepResult, names: RequestNames = PLAIN) ->
     """``kind`` is ``worker_result`` or ``update_input``."""
     return BoundaryRecord(
         kind=kind,
-        result_requests=[names(request_id) for request_id in result.request_ids],
+        result_requests=names.of(result.request_ids),
         sampled_tokens=list(result.sampled_tokens),
     )
 
@@ -142,10 +142,7 @@ def _bound(
     requests: StepRequests, names: RequestNames, declaration: Declaration | None
 ) -> tuple[list[BoundRequest], list[BoundRequest]]:
     """The requests that are listed as new or cached, and those that only turn up elsewhere."""
-    spec = declaration.spec_tokens if declaration else {}
-    invalid = declaration.invalid_spec_tokens if declaration else {}
-    scheduled = requests.scheduled
-    known_ids = {*requests.new_ids, *requests.cached_ids}
+    scheduled, resumed = requests.scheduled, requests.resumed
     prompts: Sequence[int | UnsetType] = [UNSET] * len(requests.new_ids)
     outputs: Sequence[int | UnsetType] = [UNSET] * len(requests.cached_ids)
     if declaration is not None:
@@ -157,8 +154,6 @@ def _bound(
             num_computed_tokens=computed,
             num_scheduled_tokens=scheduled.get(request_id, UNSET),
             num_prompt_tokens=prompt_tokens,
-            spec_tokens=spec.get(request_id, UNSET),
-            invalid_spec_tokens=invalid.get(request_id, UNSET),
             block_delta=[to_ranges(group) for group in blocks],
         )
         for request_id, blocks, computed, prompt_tokens in zip(
@@ -167,32 +162,47 @@ def _bound(
     ]
     listed += [
         BoundRequest(
-            request_id=names(request_id),
-            kind=RESUMED if request_id in requests.resumed else CACHED,
+            request_id=name,
+            kind=RESUMED if request_id in resumed else CACHED,
             num_computed_tokens=computed,
             num_scheduled_tokens=scheduled.get(request_id, UNSET),
             num_output_tokens=output_tokens,
-            spec_tokens=spec.get(request_id, UNSET),
-            invalid_spec_tokens=invalid.get(request_id, UNSET),
             block_delta=UNSET if blocks is None else [to_ranges(group) for group in blocks],
         )
-        for request_id, blocks, computed, output_tokens in zip(
-            requests.cached_ids, requests.cached_blocks, requests.cached_computed, outputs, strict=True
+        for request_id, name, blocks, computed, output_tokens in zip(
+            requests.cached_ids,
+            names.of(requests.cached_ids),
+            requests.cached_blocks,
+            requests.cached_computed,
+            outputs,
+            strict=True,
         )
     ]
-    mentioned = requests.resumed.difference(requests.cached_ids)
-    mentioned.update(scheduled.keys() - known_ids, spec.keys() - known_ids, invalid.keys() - known_ids)
+    listed_ids = [*requests.new_ids, *requests.cached_ids]
+    unlisted_ids = _mentioned_elsewhere(requests, declaration, listed_ids)
     unlisted = [
         BoundRequest(
             request_id=names(request_id),
-            kind=RESUMED if request_id in requests.resumed else UNSET,
+            kind=RESUMED if request_id in resumed else UNSET,
             num_scheduled_tokens=scheduled.get(request_id, UNSET),
-            spec_tokens=spec.get(request_id, UNSET),
-            invalid_spec_tokens=invalid.get(request_id, UNSET),
         )
-        for request_id in sorted(mentioned)
+        for request_id in unlisted_ids
     ]
+    if declaration is not None and (declaration.spec_tokens or declaration.invalid_spec_tokens):
+        for request_id, entry in zip([*listed_ids, *unlisted_ids], [*listed, *unlisted], strict=True):
+            entry.spec_tokens = declaration.spec_tokens.get(request_id, UNSET)
+            entry.invalid_spec_tokens = declaration.invalid_spec_tokens.get(request_id, UNSET)
     return listed, unlisted
+
+
+def _mentioned_elsewhere(
+    requests: StepRequests, declaration: Declaration | None, listed_ids: Iterable[str]
+) -> list[str]:
+    """The requests that are named somewhere without being listed as new or cached, sorted."""
+    drafts = [] if declaration is None else [*declaration.spec_tokens, *declaration.invalid_spec_tokens]
+    mentioned = {*requests.scheduled, *drafts}.difference(listed_ids)
+    mentioned |= requests.resumed.difference(requests.cached_ids)
+    return sorted(mentioned)
 
 
 def _step_requests(

@@ -107,10 +107,27 @@ class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
     groups: list[GroupSnapshot]
 
 
+class AgreedColumns(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a record says alike in every step that shares an :class:`AgreedGroup`, as lists ``[rows]`` of blocks.
+
+    Many records hold the same lists: nobody may change them. ``digests`` are spelled as in records, 16 hex digits
+    each; ``tail_ignored`` is ``table_blocks - blocks_needed``. ``has_skipped`` and ``has_ignored`` say whether there is
+    anything but zeros in ``window_skipped`` and ``tail_ignored``.
+    """
+
+    blocks_needed: list[int]
+    digests: list[str]
+    window_skipped: list[int]
+    tail_ignored: list[int]
+    has_skipped: bool
+    has_ignored: bool
+
+
 class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
     """One group of an :class:`AgreedPlan`. ``table_blocks`` are the bytes of ``int32 [rows]``; ``declared`` ``int32
-    [rows, width]`` are the tables, ``visible`` of the same shape marks what attention reads. Nothing is changed after
-    it was made, so that several steps share what did not change between them.
+    [rows, width]`` are the tables, ``visible`` of the same shape marks what attention reads. ``tail_starts[i]`` and a
+    position add up to the slot of that position in row ``i``. Nothing is changed after it was made, so that several
+    steps share what did not change between them.
     """
 
     group_id: int
@@ -122,11 +139,31 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
     declared: Int32
     visible: npt.NDArray[np.bool_]
     digests: npt.NDArray[np.uint64] | None = None
+    columns: AgreedColumns | None = None
 
-    def snapshot(self, computed: Int64) -> GroupSnapshot:
-        """The same, spelled out. The digests are made once for all steps that share the group."""
+    def shared_digests(self) -> npt.NDArray[np.uint64]:
+        """``uint64 [rows]``, made once for all steps that share the group; for the writer's thread."""
         if self.digests is None:
             self.digests = table_digest(self.declared, self.visible, column_weights(self.declared.shape[1]))
+        return self.digests
+
+    def shared_columns(self) -> AgreedColumns:
+        """Made once for all steps that share the group; for the writer's thread."""
+        if self.columns is None:
+            skipped = np.minimum(self.first_visible, self.needed).tolist()
+            ignored = (np.frombuffer(self.table_blocks, np.int32) - self.needed).tolist()
+            self.columns = AgreedColumns(
+                blocks_needed=self.needed.tolist(),
+                digests=[f"{digest:016x}" for digest in self.shared_digests().tolist()],
+                window_skipped=skipped,
+                tail_ignored=ignored,
+                has_skipped=any(skipped),
+                has_ignored=any(ignored),
+            )
+        return self.columns
+
+    def snapshot(self, computed: Int64) -> GroupSnapshot:
+        """The same, spelled out."""
         return GroupSnapshot(
             group_id=self.group_id,
             slots=np.array(self.tail_starts, np.int64) + computed,
@@ -135,7 +172,7 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
             table_blocks=np.frombuffer(self.table_blocks, np.int32),
             blocks_needed=self.needed.astype(np.int32),
             window_skipped=np.minimum(self.first_visible, self.needed).astype(np.int32),
-            digests=self.digests,
+            digests=self.shared_digests(),
             tables={},
         )
 
@@ -144,6 +181,8 @@ class AgreedPlan(msgspec.Struct, kw_only=True, gc=False):
     """A plan in which every row decodes one token and everything was found equal to the declaration.
 
     It says the same as a :class:`PlanSnapshot` in less: what was compared and found equal is kept as it was declared.
+    ``computed`` ``[rows]`` are the tokens before this step, which is the position of the row's one token. Records are
+    made of it without arrays (``events.plans.agreed_records``).
     """
 
     step: int
@@ -154,7 +193,7 @@ class AgreedPlan(msgspec.Struct, kw_only=True, gc=False):
     groups: list[AgreedGroup]
 
     def snapshot(self) -> PlanSnapshot:
-        """The same, spelled out; for the writer's thread."""
+        """The same, spelled out; for ``records = "full"`` and for whoever compares the two. In the writer's thread."""
         computed = np.array(self.computed, np.int64)
         rows = len(computed)
         return PlanSnapshot(

@@ -87,8 +87,11 @@ def make_records(
     if kind == "bind":
         return (codec.bind_record(fact, names),)
     if kind == "plan":
-        snapshot = fact.snapshot() if isinstance(fact, AgreedPlan) else fact
-        return codec.write_read_records(snapshot, names, full=full, block_sizes=block_sizes)
+        if isinstance(fact, AgreedPlan):
+            if not full:
+                return codec.agreed_records(fact, names)
+            fact = fact.snapshot()
+        return codec.write_read_records(fact, names, full=full, block_sizes=block_sizes)
     if kind == "violation":
         history = msgspec.UNSET if fact.history is None else fact.history
         return (codec.violation_record(fact.finding, fact.rule, fact.action, fact.repeats, names, history),)

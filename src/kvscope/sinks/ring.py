@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from kvscope.events.schema import ViolationRecord
 
@@ -16,10 +15,8 @@ _REMEMBERED = 4096
 _MINUTE_NS = 60 * 10**9
 
 
-class _Kept(NamedTuple):
-    step: int
-    size_bytes: int
-    lines: Callable[[], Iterable[bytes]]
+_Kept = tuple[int, int, Callable[[], Iterable[bytes]]]
+"""Step, size in bytes, lines. A plain tuple: one is made of every fact, and naming its parts would double the cost."""
 
 
 class FlightRecorder:
@@ -38,10 +35,11 @@ class FlightRecorder:
 
     def keep(self, step: int, size_bytes: int, lines: Callable[[], Iterable[bytes]]) -> None:
         """Keep records of one step. ``lines`` makes them when needed: a trace of findings encodes no others."""
-        self._kept.append(_Kept(step, size_bytes, lines))
+        self._kept.append((step, size_bytes, lines))
         self._size_bytes += size_bytes
-        while self._kept and (self._size_bytes > self._max_bytes or self._kept[0].step <= step - self._steps):
-            self._size_bytes -= self._kept.popleft().size_bytes
+        while self._kept and (self._size_bytes > self._max_bytes or self._kept[0][0] <= step - self._steps):
+            _, size_let_go, _ = self._kept.popleft()
+            self._size_bytes -= size_let_go
 
     def write_incident(
         self, folder: Path, enabled: bytes, violation: ViolationRecord, violation_line: bytes
@@ -59,7 +57,7 @@ class FlightRecorder:
         if told in self._told or crowded:
             self.suppressed += 1
             return None
-        lines = [line for kept in self._kept for line in kept.lines() if line != violation_line]
+        lines = [line for _, _, kept in self._kept for line in kept() if line != violation_line]
         path, descriptor = self._create(folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(b"".join([enabled, *lines, violation_line]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import Rule
-from kvscope.facts.plans import GroupSnapshot, PlanSnapshot
+from kvscope.facts.plans import AgreedGroup, AgreedPlan, GroupSnapshot, PlanSnapshot
 from kvscope.facts.requests import Declaration, StepRequests
 
 RULE = Rule(
@@ -152,6 +152,49 @@ def _group(draw: st.DrawFn, group_id: int, rows: int, num_tokens: int) -> GroupS
     )
 
 
+@st.composite
+def agreed_plans(draw: st.DrawFn) -> list[AgreedPlan]:
+    """Decoding steps behind each other, which share their groups."""
+    rows = draw(st.integers(0, 5))
+    groups = [draw(_agreed_group(group_id, rows)) for group_id in range(draw(st.integers(1, 3)))]
+    computed = draw(st.lists(st.integers(0, 2**31 - 5) | small, min_size=rows, max_size=rows))
+    request_ids = draw(st.lists(ids | st.sampled_from(["r-1", "r-\ud800"]), min_size=rows, max_size=rows))
+    return [
+        AgreedPlan(
+            step=7 + later,
+            trace_id=draw(ids),
+            request_ids=request_ids,
+            computed=[position + later for position in computed],
+            graph_mode=draw(st.sampled_from(["NONE", "FULL", "PIECEWISE"])),
+            groups=groups,
+        )
+        for later in range(3)
+    ]
+
+
+@st.composite
+def _agreed_group(draw: st.DrawFn, group_id: int, rows: int) -> AgreedGroup:
+    """With or without a window and padding; tables as long as they have to be, or longer."""
+    width = draw(st.integers(1, 6))
+    needed = draw(arrays(st.integers(1, width), rows, np.int64))
+    windowed, longer = draw(st.booleans()), draw(st.booleans())
+    first_visible = draw(arrays(st.integers(0, width + 1 if windowed else 0), rows, np.int64))
+    beyond = draw(arrays(st.integers(0, 3 if longer else 0), rows, np.int64))
+    columns = np.arange(width)
+    visible = (columns < needed[:, None]) & (columns >= first_visible[:, None])
+    blocks = draw(arrays(counts | small, rows * width, np.int32)).reshape(rows, width)
+    return AgreedGroup(
+        group_id=group_id,
+        tail_starts=draw(st.lists(st.integers(-(2**40), 2**40) | small, min_size=rows, max_size=rows)),
+        padding_slots=draw(st.sampled_from([0, 0, 3])),
+        table_blocks=(needed + beyond).astype(np.int32).tobytes(),
+        needed=needed,
+        first_visible=first_visible,
+        declared=blocks * visible,
+        visible=visible,
+    )
+
+
 findings = st.builds(
     Finding,
     reason=st.sampled_from(["write_target_mismatch", "read_row_request_mismatch"]),
@@ -233,3 +276,32 @@ def decode_batch(rows: int = 8, *, group_id: int = 0) -> tuple[Declaration, Plan
         ],
     )
     return declaration, snapshot
+
+
+def agreed_decode_batch(rows: int = 8, *, beyond: int = 0, skipped: int = 0) -> AgreedPlan:
+    """One decode step in two groups of 16-token blocks. In the second, tables have ``beyond`` more blocks than are
+    needed, and a window hides the first ``skipped``.
+    """
+    names = [f"chatcmpl-{row:032x}" for row in range(rows)]
+    computed = list(range(1500, 1500 + rows))
+    needed = np.array([position // 16 + 1 for position in computed], np.int64)
+    columns = np.arange(96)
+    visible = columns < needed[:, None]
+    blocks = (np.arange(rows * 96).reshape(rows, 96) + 1).astype(np.int32)
+    windowed = visible & (columns >= skipped)
+    groups = [
+        AgreedGroup(
+            group_id=group_id,
+            tail_starts=[16 * 96 * row for row in range(rows)],
+            padding_slots=0,
+            table_blocks=(needed + more).astype(np.int32).tobytes(),
+            needed=needed,
+            first_visible=np.full(rows, hidden, np.int64),
+            declared=blocks * judged,
+            visible=judged,
+        )
+        for group_id, more, hidden, judged in ((0, 0, 0, visible), (1, beyond, skipped, windowed))
+    ]
+    return AgreedPlan(
+        step=1234, trace_id="5f0c2b9ad1e34f77", request_ids=names, computed=computed, graph_mode="FULL", groups=groups
+    )
