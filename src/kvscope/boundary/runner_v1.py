@@ -19,15 +19,18 @@ VIEWS = "_kvscope_views"
 class HostViews:
     """NumPy arrays over the buffers that a runner on the host keeps for its lifetime.
 
-    Making an array out of a tensor costs more than judging a decoding batch, so it is done once for each buffer. On a
-    CPU a table's "device" buffer is its host buffer (``CPUModelRunner._postprocess_tensors``).
+    Making an array out of a tensor, or a slice of one, costs as much as judging it in a decoding batch. So the whole
+    arrays are made once for each set of buffers, and their slices once for each size of a batch. On a CPU a table's
+    "device" buffer is its host buffer (``CPUModelRunner._postprocess_tensors``).
     """
 
     def __init__(self, runner: Any) -> None:
         self.batch = runner.input_batch
         self.positions_tensor, self.seq_lens_tensor = runner.positions, runner.seq_lens
+        self.query_start_buffer = runner.query_start_loc
         self.positions = runner.positions.numpy()
         self.seq_lens = runner.seq_lens.numpy()
+        self.exact = not runner.use_async_spec_decode
         self.tables = [
             (
                 table.block_table.gpu.numpy(),
@@ -37,6 +40,8 @@ class HostViews:
             )
             for table in runner.input_batch.block_table.block_tables
         ]
+        self._sizes: list[int] = []
+        self._plan: Plan
 
     def fit(self, runner: Any) -> bool:
         """Whether the runner still has these buffers; it makes others when its cache is laid out anew."""
@@ -44,6 +49,34 @@ class HostViews:
             runner.input_batch is self.batch
             and runner.positions is self.positions_tensor
             and runner.seq_lens is self.seq_lens_tensor
+            and runner.query_start_loc is self.query_start_buffer
+        )
+
+    def plan_of(self, request_ids: list[str], slots_by_group: Any, num_tokens: int) -> Plan:
+        """The plan of this step: the very object of the step before, with other ids, if all its arrays still fit."""
+        sizes = [len(request_ids), num_tokens]
+        for group_id, slots in slots_by_group.items():
+            sizes += (group_id, slots.data_ptr(), slots.shape[0])
+        if sizes != self._sizes:
+            self._sizes, self._plan = sizes, self._lay_out(len(request_ids), slots_by_group, num_tokens)
+        self._plan.request_ids = request_ids
+        return self._plan
+
+    def _lay_out(self, rows: int, slots_by_group: Any, num_tokens: int) -> Plan:
+        groups = []
+        for group_id, slots in slots_by_group.items():
+            table, counts, address, buffer = self.tables[group_id]
+            # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
+            handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
+            groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
+        return Plan(
+            request_ids=[],
+            query_start=self.query_start_buffer.np[: rows + 1],
+            positions=self.positions[:num_tokens],
+            seq_lens=self.seq_lens[:rows],
+            num_tokens=num_tokens,
+            groups=groups,
+            exact=self.exact,
         )
 
 
@@ -58,28 +91,14 @@ def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, resu
 
 
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
-    """The plan as views of the runner's own buffers."""
+    """The plan as views of the runner's own buffers; the next call may hand out the same object again."""
     views = runner.__dict__.get(VIEWS)
     if views is None or not views.fit(runner):
         views = HostViews(runner)
         setattr(runner, VIEWS, views)
     batch = views.batch
-    rows = batch.num_reqs
-    groups = []
-    for group_id, slots in slots_by_group.items():
-        table, counts, address, buffer = views.tables[group_id]
-        # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
-        handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
-        groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
-    return Plan(
-        request_ids=batch.req_ids[:rows],
-        query_start=runner.query_start_loc.np[: rows + 1],
-        positions=views.positions[:num_tokens],
-        seq_lens=views.seq_lens[:rows],
-        num_tokens=num_tokens,
-        groups=groups,
-        exact=not runner.use_async_spec_decode,
-    )
+    plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
+    return plan
 
 
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:

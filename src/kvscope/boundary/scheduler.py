@@ -34,6 +34,24 @@ def received_requests(scheduler_output: Any) -> StepRequests:
     )
 
 
+def arrived_as_declared(scheduler_output: Any, declared: StepRequests) -> bool:
+    """Whether ``received_requests(scheduler_output) == declared``, for a message without new requests at the price of
+    the comparison alone. False where it was not looked at.
+    """
+    cached = scheduler_output.scheduled_cached_reqs
+    return (
+        not scheduler_output.scheduled_new_reqs
+        and not declared.new_ids
+        and scheduler_output.num_scheduled_tokens == declared.scheduled
+        and cached.req_ids == declared.cached_ids
+        and cached.num_computed_tokens == declared.cached_computed
+        and cached.new_block_ids == declared.cached_blocks
+        and cached.resumed_req_ids == declared.resumed
+        and scheduler_output.finished_req_ids == declared.finished
+        and (scheduler_output.preempted_req_ids or set()) == declared.preempted
+    )
+
+
 def declared_requests(scheduler_output: Any) -> StepRequests:
     """The same as own copies, made in one go on the step path (``StepRequests.copy`` says it in two)."""
     new = scheduler_output.scheduled_new_reqs

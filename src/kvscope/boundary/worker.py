@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from .results import read_result
-from .scheduler import DECLARATION, declaration_of, received_requests
+from .scheduler import DECLARATION, arrived_as_declared, declaration_of, received_requests
 
 
 def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     declaration = declaration_of(scheduler_output)
+    if declaration is not None and arrived_as_declared(scheduler_output, declaration.requests):
+        observer.on_input(declaration, declaration.requests)
+        return
     received = received_requests(scheduler_output)
     if declaration is not None:
         observer.on_input(declaration, received)

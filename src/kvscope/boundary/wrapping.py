@@ -33,7 +33,8 @@ def around(*, before: Before | None = None, after: After | None = None, settle: 
                     before(observer, self, args, kwargs)
                 except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
                     hook.caught(error)
-                hook.spent(start)
+                hook.calls += 1
+                hook.time_ns += perf_counter_ns() - start
             try:
                 result = original(self, *args, **kwargs)
             except BaseException as error:
@@ -45,7 +46,8 @@ def around(*, before: Before | None = None, after: After | None = None, settle: 
                     after(observer, self, args, kwargs, result)
                 except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
                     hook.caught(error)
-                hook.spent(start)
+                hook.calls += 1
+                hook.time_ns += perf_counter_ns() - start
             if settle is not None:
                 settle(observer, result)
             return result

@@ -50,8 +50,8 @@ def agreed_decode(
             batch.sound
             and batch.tails_apart
             and group.slots.tolist() == (slots + [PAD_SLOT] * padding if padding else slots)
-            and batch.long_enough(group.table_blocks)
-            and batch.equals_declared(group.tables)
+            and batch.follows_counts(group.table_blocks)
+            and batch.follows_tables(group.tables)
         ):
             return None
         groups.append(batch.agreed(padding))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, from the golden ratio: neighbouring columns get unrelated weights
 
 
+@lru_cache(maxsize=64)
 def column_weights(width: int) -> npt.NDArray[np.uint64]:
-    """Odd 64-bit weights ``uint64 [width]``, the same in every process and version of ``kvscope.trace/1``."""
+    """Odd 64-bit weights ``uint64 [width]``, the same in every process and version of ``kvscope.trace/1``.
+
+    The array is shared and cannot be written to.
+    """
     columns = np.arange(1, width + 1, dtype=np.uint64)
     mixed = columns * np.uint64(_MULTIPLIER)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(_MULTIPLIER)
     odd: npt.NDArray[np.uint64] = mixed | np.uint64(1)
+    odd.flags.writeable = False
     return odd
 
 

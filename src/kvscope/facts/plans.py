@@ -6,6 +6,8 @@ Sources: V1 ``GPUModelRunner._get_slot_mappings`` (``vllm/v1/worker/gpu_model_ru
 
 from __future__ import annotations
 
+from operator import sub
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -124,36 +126,42 @@ class AgreedColumns(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
-    """One group of an :class:`AgreedPlan`. ``table_blocks`` are the bytes of ``int32 [rows]``; ``declared`` ``int32
-    [rows, width]`` are the tables, ``visible`` of the same shape marks what attention reads. ``tail_starts[i]`` and a
-    position add up to the slot of that position in row ``i``. Nothing is changed after it was made, so that several
-    steps share what did not change between them.
+    """One group of an :class:`AgreedPlan`.
+
+    All lists are ``[rows]``: ``tail_starts[i]`` and a position add up to the slot of that position in row ``i``;
+    ``table_blocks`` are the blocks that the plan counts and ``needed`` those that attention reads, from
+    ``first_visible`` on. ``tables`` are the bytes of ``int32 [rows, width]``, whose other entries mean nothing. Nothing
+    is changed after it was made, so that several steps share what did not change between them.
     """
 
     group_id: int
     tail_starts: list[int]
     padding_slots: int
-    table_blocks: bytes
-    needed: Int64
-    first_visible: Int64
-    declared: Int32
-    visible: npt.NDArray[np.bool_]
+    table_blocks: list[int]
+    needed: list[int]
+    first_visible: list[int]
+    tables: bytes
+    width: int
     digests: npt.NDArray[np.uint64] | None = None
     columns: AgreedColumns | None = None
 
     def shared_digests(self) -> npt.NDArray[np.uint64]:
         """``uint64 [rows]``, made once for all steps that share the group; for the writer's thread."""
         if self.digests is None:
-            self.digests = table_digest(self.declared, self.visible, column_weights(self.declared.shape[1]))
+            columns = np.arange(self.width)
+            tables = np.frombuffer(self.tables, np.int32).reshape(len(self.needed), self.width)
+            needed, first = np.array(self.needed, np.int64), np.array(self.first_visible, np.int64)
+            visible = (columns < needed[:, None]) & (columns >= first[:, None])
+            self.digests = table_digest(tables, visible, column_weights(self.width))
         return self.digests
 
     def shared_columns(self) -> AgreedColumns:
         """Made once for all steps that share the group; for the writer's thread."""
         if self.columns is None:
-            skipped = np.minimum(self.first_visible, self.needed).tolist()
-            ignored = (np.frombuffer(self.table_blocks, np.int32) - self.needed).tolist()
+            skipped = list(map(min, self.first_visible, self.needed))
+            ignored = list(map(sub, self.table_blocks, self.needed))
             self.columns = AgreedColumns(
-                blocks_needed=self.needed.tolist(),
+                blocks_needed=self.needed,
                 digests=[f"{digest:016x}" for digest in self.shared_digests().tolist()],
                 window_skipped=skipped,
                 tail_ignored=ignored,
@@ -169,9 +177,9 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
             slots=np.array(self.tail_starts, np.int64) + computed,
             padding_slots=self.padding_slots,
             padding_enabled=np.zeros(0, np.int64),
-            table_blocks=np.frombuffer(self.table_blocks, np.int32),
-            blocks_needed=self.needed.astype(np.int32),
-            window_skipped=np.minimum(self.first_visible, self.needed).astype(np.int32),
+            table_blocks=np.array(self.table_blocks, np.int32),
+            blocks_needed=np.array(self.needed, np.int32),
+            window_skipped=np.array(list(map(min, self.first_visible, self.needed)), np.int32),
             digests=self.shared_digests(),
             tables={},
         )

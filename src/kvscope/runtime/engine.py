@@ -24,7 +24,7 @@ class EngineJudge:
 
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
-        self._bindings = Bindings(topology)
+        self._bindings = Bindings(topology, doubts=True)
         self._judged_groups = sum(group.judged for group in topology.groups)
         self._step = 0
         self._latched: ViolationError | None = None
@@ -59,7 +59,7 @@ class EngineJudge:
             trace_id=declaration.trace_id,
             approx_bytes=256 * len(requests.scheduled),
         )
-        if not self._bindings.is_doubtful(requests):
+        if not self._bindings.doubtful:
             return
         findings = judge_bind(declaration, self._bindings, run.parts)
         if findings:

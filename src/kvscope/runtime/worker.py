@@ -67,7 +67,7 @@ class WorkerJudge:
         self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
         self._last_step = declaration.step
         run.coverage.handovers += len(declared.scheduled)
-        as_declared = declared == received
+        as_declared = received is declared or received == declared
         if not (is_empty and as_declared):
             run.stream.put(
                 "worker_input",

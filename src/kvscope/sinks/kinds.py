@@ -64,7 +64,6 @@ class Entry(NamedTuple):
     trace_id: str | None
     approx_bytes: int
     mono_ns: int
-    wall_ns: int
 
 
 def records_written(mode: Records) -> dict[str, int]:

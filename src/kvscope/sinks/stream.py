@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic_ns, time_ns
+from time import monotonic_ns
 from typing import Any
 
 import msgspec
@@ -115,7 +115,7 @@ class Stream:
         ``kind`` is one of ``sinks.kinds.RECORDS_OF_KIND``; ``approx_bytes`` is what the fact occupies in memory.
         """
         # In the order of `kinds.Entry`.
-        entry = (kind, fact, component, boundary, step, after_step, trace_id, approx_bytes, monotonic_ns(), time_ns())
+        entry = (kind, fact, component, boundary, step, after_step, trace_id, approx_bytes, monotonic_ns())
         with self._lock:
             weight = self._weights[kind]
             self._produced += weight

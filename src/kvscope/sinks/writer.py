@@ -70,6 +70,7 @@ class Writer:
         self._enabled_line = b""
         self._seq = 0
         self._last_step = 0
+        self._wall_offset_ns = 0  # of the two clocks: the step path reads only the monotonic one
         self._announced: set[str] = set()
         self._done = 0
         self._taken_bytes = 0
@@ -160,11 +161,13 @@ class Writer:
     # Work -------------------------------------------------------------------------------------------------------------
 
     def _drain(self, *, pace: bool) -> None:
-        self._cells[C_HEARTBEAT_MONO_NS] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self._cells[C_HEARTBEAT_MONO_NS] = now
+        self._wall_offset_ns = time.time_ns() - now
         if not self._files.is_open:
             self._start_file()
         taken = 0
-        slice_start = time.monotonic_ns()
+        slice_start = now
         try:
             # What comes in meanwhile is for the next round, so that a flush does not wait for a step path without rest.
             for _ in range(len(self._queue)):
@@ -219,7 +222,7 @@ class Writer:
                 component=entry.component,
                 boundary=entry.boundary,
                 mono_ns=entry.mono_ns,
-                wall_ns=entry.wall_ns,
+                wall_ns=entry.mono_ns + self._wall_offset_ns,
                 trace_id=entry.trace_id,
                 step=entry.step,
                 after_step=self._last_step if entry.after_step is None else entry.after_step,
@@ -230,6 +233,8 @@ class Writer:
         return records
 
     def _keep_unwritten(self, entry: Entry) -> None:
+        wall_offset_ns = self._wall_offset_ns
+
         def lines() -> list[bytes]:
             kept: list[bytes] = []
             try:
@@ -244,7 +249,7 @@ class Writer:
                     component=entry.component,
                     boundary=entry.boundary,
                     mono_ns=entry.mono_ns,
-                    wall_ns=entry.wall_ns,
+                    wall_ns=entry.mono_ns + wall_offset_ns,
                     trace_id=entry.trace_id,
                     step=entry.step,
                     after_step=entry.after_step,

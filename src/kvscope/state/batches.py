@@ -6,6 +6,9 @@ What was gathered and validated for them then still holds, and comparing a plan 
 
 from __future__ import annotations
 
+from operator import ge
+from struct import Struct
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +22,7 @@ Rows = npt.NDArray[np.intp]
 Bool = npt.NDArray[np.bool_]
 
 _ROOM_BLOCKS = 8
+_INT32 = Struct("=i")
 
 
 class BatchTable:
@@ -51,10 +55,16 @@ class BatchTable:
         self._key = b""
         self._mask: Int32 = np.zeros((0, 1), np.int32)
         self._declared_bytes = b""
+        self._distinct_blocks = b""
+        # What is followed step by step; lists and bytes, since an array operation costs more than these few numbers.
         self._needed_list: list[int] | None = None
         self._skipped_list: list[int] = []
-        self._long_enough = b""
-        self._distinct_blocks = b""
+        self._tails: list[int] = []
+        self._counted: list[int] = []
+        self._viewed: Int32 | None = None
+        self._view: Int32 = self._mask
+        self._accepted: bytes | bytearray | None = None
+        self._has_grown = False
         self._agreed: AgreedGroup | None = None
 
     def refresh(self, rows: Rows, computed: Int64, seq_lens: Int64) -> None:
@@ -87,22 +97,60 @@ class BatchTable:
         same_rows = rows is self._rows and known is not None and skipped == self._skipped_list
         if same_rows and (needed == known or self._grow(rows, needed)):
             return
+        if self._has_grown:  # and what the rows grew by is not in the arrays
+            self._key = b""
         self.refresh(rows, np.array(computed, np.int64), np.array(seq_lens, np.int64))
         last = self.needed - 1
         tails = self.declared[np.arange(len(rows)), last].astype(np.int64)
         self.tail_starts = ((tails - last) * size).tolist()
-        self.tails_apart = len(set(tails.tolist())) == len(rows)
-        self._needed_list, self._skipped_list = needed, skipped
+        self._tails = tails.tolist()
+        self.tails_apart = len(set(self._tails)) == len(rows)
+        self._needed_list, self._skipped_list = needed, self.first_visible.tolist()
+
+    def follows_counts(self, table_blocks: Int32) -> bool:
+        """:meth:`long_enough` for the batch that was followed."""
+        counted: list[int] = table_blocks.tolist()
+        if counted == self._counted:
+            return True
+        if self._needed_list is None or not all(map(ge, counted, self._needed_list)):
+            return False
+        self._counted, self._agreed = counted, None
+        return True
+
+    def follows_tables(self, tables: Int32) -> bool:
+        """:meth:`equals_declared` for the batch that was followed."""
+        held = self._look_at(tables)
+        if held != self._accepted:  # what follows the visible entries has changed, if it is not these
+            if self._has_grown:
+                self._gather_anew()
+                held = self._look_at(tables)
+            if not self.equals_declared(tables):
+                return False
+            self._agreed = None
+        self._accepted = held
+        return True
+
+    def agreed(self, padding_slots: int) -> AgreedGroup:
+        """What is kept of a plan that was found equal to this table; the same object as long as nothing changes."""
+        agreed = self._agreed
+        if agreed is None or agreed.padding_slots != padding_slots:
+            assert self._needed_list is not None
+            assert isinstance(self._accepted, bytes)
+            agreed = self._agreed = AgreedGroup(
+                group_id=self.group.group_id,
+                tail_starts=self.tail_starts,
+                padding_slots=padding_slots,
+                table_blocks=self._counted,
+                needed=self._needed_list,
+                first_visible=self._skipped_list,
+                tables=self._accepted,
+                width=self._view.shape[1],
+            )
+        return agreed
 
     def long_enough(self, table_blocks: Int32) -> bool:
         """Whether every row of a plan counts at least as many blocks as are needed."""
-        counted = table_blocks.tobytes()
-        if counted == self._long_enough:
-            return True
-        if not (table_blocks >= self.needed).all():
-            return False
-        self._long_enough = counted
-        return True
+        return bool((table_blocks >= self.needed).all())
 
     def equals_declared(self, tables: Int32) -> bool:
         """Whether the visible entries of ``tables`` (``int32 [rows, any width]``) are the declared ones."""
@@ -112,22 +160,6 @@ class BatchTable:
         return not self.visible[:, width:].any() and bool(
             (tables * self._mask[:, :width] == self.declared[:, :width]).all()
         )
-
-    def agreed(self, padding_slots: int) -> AgreedGroup:
-        """What is kept of a plan that was found equal to this table; the same object as long as nothing changes."""
-        agreed = self._agreed
-        if agreed is None or agreed.padding_slots != padding_slots or agreed.table_blocks is not self._long_enough:
-            agreed = self._agreed = AgreedGroup(
-                group_id=self.group.group_id,
-                tail_starts=self.tail_starts,
-                padding_slots=padding_slots,
-                table_blocks=self._long_enough,
-                needed=self.needed,
-                first_visible=self.first_visible,
-                declared=self.declared,
-                visible=self.visible,
-            )
-        return agreed
 
     def blocks_at(self, logical: Int64, token_row: Rows | None) -> Int64:
         """The declared block at each logical index; ``token_row`` None means one token a row.
@@ -156,39 +188,50 @@ class BatchTable:
         """The digests of the visible entries of tables of the same shape as ``declared``, ``uint64 [rows]``."""
         return table_digest(tables, self.visible, column_weights(self.width))
 
+    def _look_at(self, tables: Int32) -> bytes:
+        if tables is not self._viewed:
+            self._viewed, self._view = tables, tables[:, : self.width]
+        return self._view.tobytes()
+
     def _grow(self, rows: Rows, needed: list[int]) -> bool:
         """Take in rows that need one block more than before; False where that is not all that changed."""
-        known, size, pool = self._needed_list, self.group.block_size, self._bindings.topology
-        assert known is not None
-        table, lengths = self._bindings.tables[self.group_index], self._bindings.lengths[self.group_index]
+        known, pool, accepted = self._needed_list, self._bindings.topology, self._accepted
+        width = self._view.shape[1]
+        if known is None or accepted is None:
+            return False
         crossed = []
         for index, (before, now) in enumerate(zip(known, needed, strict=True)):
             if now == before:
                 continue
-            row = int(rows[index])
-            if now != before + 1 or now > self.width or now > lengths[row]:
+            blocks = self._bindings.declared_blocks(int(rows[index]), self.group_index)
+            if now != before + 1 or now > width or now > len(blocks):
                 return False
-            block = int(table[row, before])
+            block = blocks[before]
             if not 0 <= block < pool.num_blocks or block == pool.null_block_id:
                 return False
             crossed.append((index, before, block))
-        declared, visible, mask, starts = self.declared.copy(), self.visible.copy(), self._mask, list(self.tail_starts)
+        expected, self.tail_starts = bytearray(accepted), self.tail_starts.copy()
         for index, column, block in crossed:
-            declared[index, column] = block
-            visible[index, column] = True
-            mask[index, column] = 1
-            starts[index] = (block - column) * size
-        self.declared, self.visible, self.tail_starts = declared, visible, starts
-        self._declared_bytes = declared.tobytes()
-        self.needed = np.array(needed, np.int64)
-        tails = {(start // size) + column for start, column in zip(starts, needed, strict=True)}
-        self.tails_apart = len(tails) == len(starts)
-        self._needed_list, self._agreed, self._long_enough, self._key = needed, None, b"", b""
+            _INT32.pack_into(expected, (index * width + column) * _INT32.size, block)
+            self.tail_starts[index] = (block - column) * self.group.block_size
+            self._tails[index] = block
+        self.tails_apart = len(set(self._tails)) == len(needed)
+        self._accepted, self._has_grown = expected, True
+        self._needed_list, self._agreed, self._counted = needed, None, []
         return True
 
+    def _gather_anew(self) -> None:
+        """Bring the arrays up to what the lists have followed."""
+        needed, skipped, counted, rows = self._needed_list, self._skipped_list, self._counted, self._rows
+        assert needed is not None
+        assert rows is not None
+        self.needed, self.first_visible = np.array(needed, np.int64), np.array(skipped, np.int64)
+        self._gather(rows)
+        self._needed_list, self._counted = needed, counted
+
     def _gather(self, rows: Rows) -> None:
-        self._needed_list = self._agreed = None
-        self._long_enough = b""
+        self._needed_list = self._agreed = self._viewed = self._accepted = None
+        self._counted, self._has_grown = [], False
         self.width = (int(self.needed.max(initial=1)) // _ROOM_BLOCKS + 1) * _ROOM_BLOCKS
         self._bindings.ensure_width(self.group_index, self.width)
         columns = np.arange(self.width)

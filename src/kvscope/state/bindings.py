@@ -24,37 +24,76 @@ _UNLIMITED = 1 << 62
 _LARGEST = (1 << 31) - 1
 
 
+class _Table:
+    """The blocks of one live request as they were declared, one list a group: what the arrays are made of.
+
+    ``seen`` has the same blocks as sets, ``written[g]`` of them stand in the arrays already, and ``capacity_tokens`` is
+    how many tokens they hold in the group with the fewest.
+    """
+
+    __slots__ = ("blocks", "capacity_tokens", "row", "seen", "written")
+
+    def __init__(self, row: int, groups: int) -> None:
+        self.row = row
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.seen: list[set[int]] = [set() for _ in range(groups)]
+        self.written = [0] * groups
+        self.capacity_tokens = _UNLIMITED
+
+
 class Bindings:
     """The tables of all live requests of one engine: per group ``int32 [capacity, width]``, grown by doubling.
 
     A request occupies the same row in every group until it finishes or is preempted. ``version`` changes with every
-    change of a table or of who has one.
+    change of a table or of who has one. The arrays are brought up to date when somebody looks at them: a step takes
+    over a few Python numbers, and most steps need no more.
+
+    ``doubtful`` says, where ``doubts`` were asked for, whether the rules about declarations have to look at the step
+    that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool and
+    stands only once in its table.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, doubts: bool = False) -> None:
         self.topology = topology
-        self.tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
-        self.lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
+        self.doubtful = False
+        self.version = 0
+        self.partial: set[str] = set()
+        self._doubts = doubts
+        self._live: dict[str, _Table] = {}
+        self._by_row: dict[int, _Table] = {}
+        self._stale: dict[int, _Table] = {}
+        self._tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
+        self._lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
         self._computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self._seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self._unsettled: StepRequests | None = None
-        self.version = 0
         self._holders: dict[int, Int32] = {}
-        self.partial: set[str] = set()
-        self._row_of: dict[str, int] = {}
         self._counting: dict[int, bytes] = {}
-        self._capacity_tokens: dict[str, int] = {}
         self._judged = [(index, group.block_size) for index, group in enumerate(topology.groups) if group.judged]
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
         self._rows_of: dict[tuple[str, ...], npt.NDArray[np.intp]] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._row_of
+        return request_id in self._live
 
     @property
     def live(self) -> Iterable[str]:
         """Ids of all requests that have a table."""
-        return self._row_of.keys()
+        return self._live.keys()
+
+    @property
+    def tables(self) -> list[Int32]:
+        """One array a group; a row means something up to its length."""
+        if self._stale:
+            self._write()
+        return self._tables
+
+    @property
+    def lengths(self) -> Int32:
+        """``int32 [groups, capacity]``: blocks of each row."""
+        if self._stale:
+            self._write()
+        return self._lengths
 
     @property
     def computed(self) -> Int64:
@@ -76,59 +115,35 @@ class Bindings:
         """
         if self._holders:
             self._holders.clear()
-        if self._unsettled is not None and self._unsettled.scheduled.keys() != requests.scheduled.keys():
+        before = self._unsettled
+        if before is not None and (requests.new_ids or before.new_ids or before.cached_ids != requests.cached_ids):
             self._settle()
         for request_id in requests.finished:
             self._release(request_id)
         for request_id in requests.preempted:
             self._release(request_id)
-        for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
-            self._bind(request_id, blocks)
-        row_of, resumed = self._row_of, requests.resumed
-        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
-            if request_id in row_of and request_id not in resumed:
-                if delta is not None:
-                    self._append(request_id, row_of[request_id], delta)
-            else:
-                known = request_id in resumed
-                self._bind(request_id, delta or ())
-                if not known:
+        live, resumed, scheduled = self._live, requests.resumed, requests.scheduled
+        doubtful = False
+        for request_id, blocks, computed in zip(
+            requests.new_ids, requests.new_blocks, requests.new_computed, strict=True
+        ):
+            bound = self._bind(request_id)
+            doubtful |= self._append(bound, blocks)
+            doubtful |= computed + scheduled.get(request_id, 0) > bound.capacity_tokens
+        for request_id, delta, computed in zip(
+            requests.cached_ids, requests.cached_blocks, requests.cached_computed, strict=True
+        ):
+            table = live.get(request_id)
+            if table is None or request_id in resumed:
+                table = self._bind(request_id)
+                if request_id not in resumed:
                     self.partial.add(request_id)
+            if delta is not None and self._append(table, delta):
+                doubtful = True
+            if computed + scheduled.get(request_id, 0) > table.capacity_tokens:
+                doubtful = True
+        self.doubtful = doubtful
         self._unsettled = requests
-
-    def is_doubtful(self, requests: StepRequests) -> bool:
-        """Whether the rules about declarations have to look at the step that was just taken over.
-
-        False means that nobody's blocks fall short and every new block lies in the pool and stands only once in its
-        table.
-        """
-        capacity, scheduled = self._capacity_tokens, requests.scheduled
-        for request_id, computed in requests.computed().items():
-            if computed + scheduled.get(request_id, 0) > capacity.get(request_id, 0):
-                return True
-        for request_id, blocks in zip(requests.new_ids, requests.new_blocks, strict=True):
-            if self._doubtful_blocks(request_id, blocks):
-                return True
-        for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
-            if delta is not None and self._doubtful_blocks(request_id, delta):
-                return True
-        return False
-
-    def _doubtful_blocks(self, request_id: str, blocks: BlockIds) -> bool:
-        row, end = self._row_of[request_id], self.topology.num_blocks
-        for group_index, block_ids in enumerate(blocks):
-            if not block_ids:
-                continue
-            if min(block_ids) < 0 or max(block_ids) >= end:
-                return True
-            length = int(self.lengths[group_index, row])
-            table = self.tables[group_index][row, :length]
-            if len(block_ids) == 1:
-                if np.count_nonzero(table == block_ids[0]) > 1:
-                    return True
-            elif len(set(table.tolist())) != length:
-                return True
-        return False
 
     def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
         """Row of each request, ``intp [n]``; -1 for one that has no table.
@@ -140,8 +155,8 @@ class Bindings:
         if rows is None:
             if len(self._rows_of) >= _REMEMBERED_BATCHES:
                 self._rows_of.clear()
-            row_of = self._row_of
-            rows = self._rows_of[key] = np.fromiter((row_of.get(r, -1) for r in key), np.intp, len(key))
+            tables = map(self._live.get, key)
+            rows = self._rows_of[key] = np.fromiter((-1 if t is None else t.row for t in tables), np.intp, len(key))
         return rows
 
     def counting(self, count: int) -> bytes:
@@ -153,11 +168,15 @@ class Bindings:
 
     def table(self, request_id: str, group_index: int) -> Int32:
         """The blocks of one request in one group, in logical order; a view, empty for an unknown request."""
-        row = self._row_of.get(request_id)
-        if row is None:
+        table = self._live.get(request_id)
+        if table is None:
             return np.zeros(0, np.int32)
-        view: Int32 = self.tables[group_index][row, : self.lengths[group_index, row]]
+        view: Int32 = self.tables[group_index][table.row, : len(table.blocks[group_index])]
         return view
+
+    def declared_blocks(self, row: int, group_index: int) -> list[int]:
+        """The same of the request in a row, as it was declared; nobody else's to change."""
+        return self._by_row[row].blocks[group_index]
 
     def holders(self, group_index: int, block_id: int) -> list[str]:
         """Live requests whose table in this group has the block where attention still looks; nobody has the null block.
@@ -178,11 +197,11 @@ class Bindings:
         if holders is None:
             holders = self._holders[group_index] = np.full(self.topology.num_blocks, -1, np.int32)
             for request_id, blocks in self._held(group_index):
-                holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = self._row_of[request_id]
+                holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = self._live[request_id].row
         if not 0 <= block_id < holders.size or block_id == self.topology.null_block_id or holders[block_id] < 0:
             return None
         row = int(holders[block_id])
-        return next(request_id for request_id, held in self._row_of.items() if held == row)
+        return next(request_id for request_id, table in self._live.items() if table.row == row)
 
     def foreign_holder(self, group_index: int, block_id: int, request_id: str) -> str | None:
         """Another live request that has the block while this one has not, None if there is none."""
@@ -194,54 +213,80 @@ class Bindings:
     def _held(self, group_index: int) -> Iterator[tuple[str, Int32]]:
         """Each live request's blocks from its attention window on; one before it may be somebody else's by now."""
         first = first_visible_block(self.topology.groups[group_index], self.computed)
-        for request_id, row in self._row_of.items():
-            yield request_id, self.tables[group_index][row, first[row] : self.lengths[group_index, row]]
+        array = self.tables[group_index]
+        for request_id, table in self._live.items():
+            yield request_id, array[table.row, first[table.row] : len(table.blocks[group_index])]
 
     def ensure_width(self, group_index: int, width: int) -> None:
         """Make the group's table at least ``width`` entries wide, so that ``[:, :width]`` can be gathered."""
-        table = self.tables[group_index]
+        table = self._tables[group_index]
         if table.shape[1] < width:
             wider = np.zeros((table.shape[0], max(width, 2 * table.shape[1])), np.int32)
             wider[:, : table.shape[1]] = table
-            self.tables[group_index] = wider
+            self._tables[group_index] = wider
 
-    def _bind(self, request_id: str, blocks: BlockIds) -> None:
+    def _bind(self, request_id: str) -> _Table:
+        """An empty table for a request; what it had is forgotten."""
         self.partial.discard(request_id)
         self._rows_of.clear()
-        row = self._row_of.get(request_id)
-        if row is None:
-            row = self._row_of[request_id] = self._take_row()
-        self.lengths[:, row] = 0
-        self._append(request_id, row, blocks)
+        before = self._live.get(request_id)
+        row = self._take_row() if before is None else before.row
+        table = _Table(row, len(self._tables))
+        self._live[request_id] = self._by_row[row] = self._stale[row] = table
+        self._count_capacity(table)
+        return table
 
-    def _append(self, request_id: str, row: int, delta: BlockIds) -> None:
+    def _append(self, table: _Table, delta: BlockIds) -> bool:
+        """Whether the rules have to look at these blocks."""
         self.version += 1
+        end, doubtful = self.topology.num_blocks, False
         for group_index, block_ids in enumerate(delta):
             if not block_ids:
                 continue
-            start = int(self.lengths[group_index, row])
-            end = start + len(block_ids)
-            if end > self.tables[group_index].shape[1]:
-                self.ensure_width(group_index, end)
-            try:
-                self.tables[group_index][row, start:end] = block_ids
-            except OverflowError:  # an id that no pool can have; it stays one
-                self.tables[group_index][row, start:end] = [min(max(block, -1), _LARGEST) for block in block_ids]
-            self.lengths[group_index, row] = end
-        self._capacity_tokens[request_id] = min(
-            (int(self.lengths[index, row]) * size for index, size in self._judged), default=_UNLIMITED
-        )
+            table.blocks[group_index] += block_ids
+            if self._doubts:
+                seen = table.seen[group_index]
+                fresh = len(seen) + len(block_ids)
+                seen.update(block_ids)
+                if len(seen) != fresh or min(block_ids) < 0 or max(block_ids) >= end:
+                    doubtful = True
+        self._stale[table.row] = table
+        self._count_capacity(table)
+        return doubtful
+
+    def _count_capacity(self, table: _Table) -> None:
+        capacity = _UNLIMITED
+        for group_index, block_size in self._judged:
+            capacity = min(capacity, len(table.blocks[group_index]) * block_size)
+        table.capacity_tokens = capacity
 
     def _release(self, request_id: str) -> None:
-        row = self._row_of.pop(request_id, None)
-        if row is None:
+        table = self._live.pop(request_id, None)
+        if table is None:
             return
         self._rows_of.clear()
         self.version += 1
         self.partial.discard(request_id)
-        self._capacity_tokens.pop(request_id, None)
-        self.lengths[:, row] = 0
-        self._free_rows.append(row)
+        self._stale.pop(table.row, None)
+        del self._by_row[table.row]
+        self._lengths[:, table.row] = 0
+        self._free_rows.append(table.row)
+
+    def _write(self) -> None:
+        """Bring the arrays of tables up to what was declared."""
+        stale, self._stale = self._stale, {}
+        for row, table in stale.items():
+            for group_index, blocks in enumerate(table.blocks):
+                start, end = table.written[group_index], len(blocks)
+                self._lengths[group_index, row] = table.written[group_index] = end
+                if start == end:
+                    continue
+                self.ensure_width(group_index, end)
+                array, new = self._tables[group_index], blocks[start:]
+                try:
+                    array[row, start:end] = new
+                except OverflowError:  # an id that no pool can have; it stays one
+                    array[row, start:end] = [min(max(block, -1), _LARGEST) for block in new]
 
     def _settle(self) -> None:
         """Bring the arrays of token numbers up to the last step; most steps are judged without them."""
@@ -262,8 +307,8 @@ class Bindings:
     def _take_row(self) -> int:
         if not self._free_rows:
             rows = len(self._computed)
-            self.tables = [np.concatenate((t, np.zeros_like(t))) for t in self.tables]
-            self.lengths = np.concatenate((self.lengths, np.zeros_like(self.lengths)), axis=1)
+            self._tables = [np.concatenate((t, np.zeros_like(t))) for t in self._tables]
+            self._lengths = np.concatenate((self._lengths, np.zeros_like(self._lengths)), axis=1)
             self._computed = np.concatenate((self._computed, np.zeros_like(self._computed)))
             self._seq_lens = np.concatenate((self._seq_lens, np.zeros_like(self._seq_lens)))
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))

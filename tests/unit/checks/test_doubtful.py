@@ -63,12 +63,12 @@ def declarations(draw: Any, topology: Topology) -> list[Declaration]:
 @given(data=st.data())
 def test_what_is_not_doubtful_has_no_finding(topology: Topology, data: st.DataObject) -> None:
     """And nothing is found otherwise by bindings that did not add up the tokens of the steps before."""
-    looked, lazy = Bindings(topology), Bindings(topology)
+    looked, lazy = Bindings(topology), Bindings(topology, doubts=True)
     for declaration in data.draw(declarations(topology)):
         looked.apply(declaration.requests)
         lazy.apply(declaration.requests)
         findings = judge_bind(declaration, looked, PARTS)
-        doubtful = lazy.is_doubtful(declaration.requests)
+        doubtful = lazy.doubtful
         assert doubtful or findings == []
         if doubtful:
             assert same(judge_bind(declaration, lazy, PARTS), findings)
@@ -81,11 +81,11 @@ def test_what_is_not_doubtful_has_no_finding(topology: Topology, data: st.DataOb
 def test_a_sound_scheduler_is_not_doubted(layout: str, seed: int, steps: int, chunk: int) -> None:
     """Else the rules would run in every step: nothing would be wrong but the price."""
     world = World(seed, LAYOUTS[layout], chunk=chunk)
-    bindings = Bindings(world.topology)
+    bindings = Bindings(world.topology, doubts=True)
     for _ in range(steps):
         declaration = world.step()
         bindings.apply(declaration.requests)
-        assert not bindings.is_doubtful(declaration.requests)
+        assert not bindings.doubtful
 
 
 @pytest.mark.parametrize("block", [64, 1 << 31, 1 << 40, 1 << 70, -1, -(1 << 31) - 1, -(1 << 70)])

@@ -180,18 +180,16 @@ def _agreed_group(draw: st.DrawFn, group_id: int, rows: int) -> AgreedGroup:
     windowed, longer = draw(st.booleans()), draw(st.booleans())
     first_visible = draw(arrays(st.integers(0, width + 1 if windowed else 0), rows, np.int64))
     beyond = draw(arrays(st.integers(0, 3 if longer else 0), rows, np.int64))
-    columns = np.arange(width)
-    visible = (columns < needed[:, None]) & (columns >= first_visible[:, None])
-    blocks = draw(arrays(counts | small, rows * width, np.int32)).reshape(rows, width)
+    blocks = draw(arrays(counts | small, rows * width, np.int32))
     return AgreedGroup(
         group_id=group_id,
         tail_starts=draw(st.lists(st.integers(-(2**40), 2**40) | small, min_size=rows, max_size=rows)),
         padding_slots=draw(st.sampled_from([0, 0, 3])),
-        table_blocks=(needed + beyond).astype(np.int32).tobytes(),
-        needed=needed,
-        first_visible=first_visible,
-        declared=blocks * visible,
-        visible=visible,
+        table_blocks=(needed + beyond).tolist(),
+        needed=needed.tolist(),
+        first_visible=first_visible.tolist(),
+        tables=blocks.tobytes(),
+        width=width,
     )
 
 
@@ -284,23 +282,20 @@ def agreed_decode_batch(rows: int = 8, *, beyond: int = 0, skipped: int = 0) -> 
     """
     names = [f"chatcmpl-{row:032x}" for row in range(rows)]
     computed = list(range(1500, 1500 + rows))
-    needed = np.array([position // 16 + 1 for position in computed], np.int64)
-    columns = np.arange(96)
-    visible = columns < needed[:, None]
-    blocks = (np.arange(rows * 96).reshape(rows, 96) + 1).astype(np.int32)
-    windowed = visible & (columns >= skipped)
+    needed = [position // 16 + 1 for position in computed]
+    blocks = np.arange(1, rows * 96 + 1, dtype=np.int32)
     groups = [
         AgreedGroup(
             group_id=group_id,
             tail_starts=[16 * 96 * row for row in range(rows)],
             padding_slots=0,
-            table_blocks=(needed + more).astype(np.int32).tobytes(),
+            table_blocks=[count + more for count in needed],
             needed=needed,
-            first_visible=np.full(rows, hidden, np.int64),
-            declared=blocks * judged,
-            visible=judged,
+            first_visible=[hidden] * rows,
+            tables=blocks.tobytes(),
+            width=96,
         )
-        for group_id, more, hidden, judged in ((0, 0, 0, visible), (1, beyond, skipped, windowed))
+        for group_id, more, hidden in ((0, 0, 0), (1, beyond, skipped))
     ]
     return AgreedPlan(
         step=1234, trace_id="5f0c2b9ad1e34f77", request_ids=names, computed=computed, graph_mode="FULL", groups=groups
