@@ -35,13 +35,11 @@ def received_requests(scheduler_output: Any) -> StepRequests:
 
 
 def arrived_as_declared(scheduler_output: Any, declared: StepRequests) -> bool:
-    """Whether ``received_requests(scheduler_output) == declared``, for a message without new requests at the price of
-    the comparison alone. False where it was not looked at.
-    """
+    """Whether ``received_requests(scheduler_output) == declared``, at the price of the comparison alone."""
     cached = scheduler_output.scheduled_cached_reqs
+    new = scheduler_output.scheduled_new_reqs
     return (
-        not scheduler_output.scheduled_new_reqs
-        and not declared.new_ids
+        (new == declared.new_ids or _new_as_declared(new, declared))
         and scheduler_output.num_scheduled_tokens == declared.scheduled
         and cached.req_ids == declared.cached_ids
         and cached.num_computed_tokens == declared.cached_computed
@@ -49,6 +47,14 @@ def arrived_as_declared(scheduler_output: Any, declared: StepRequests) -> bool:
         and cached.resumed_req_ids == declared.resumed
         and scheduler_output.finished_req_ids == declared.finished
         and (scheduler_output.preempted_req_ids or set()) == declared.preempted
+    )
+
+
+def _new_as_declared(new: Any, declared: StepRequests) -> bool:
+    return (
+        [request.req_id for request in new] == declared.new_ids
+        and [request.block_ids for request in new] == declared.new_blocks
+        and [request.num_computed_tokens for request in new] == declared.new_computed
     )
 
 

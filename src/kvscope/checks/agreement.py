@@ -7,6 +7,9 @@ lists, which at the size of a batch cost a fraction of as many array operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import add
+from typing import cast
 
 from ..facts.plans import PAD_SLOT, AgreedPlan, Plan
 from ..facts.requests import Declaration
@@ -28,13 +31,13 @@ def agreed_decode(
         return None
     if bindings.partial or not batches or list(map(scheduled.get, ids)).count(1) != rows:
         return None
-    try:
-        computed = [computed_of[request_id] for request_id in ids]
-    except KeyError:
+    computed = list(map(computed_of.get, ids))
+    if None in computed:
         return None
-    seq_lens = [tokens + 1 for tokens in computed]
+    positions = cast("list[int]", computed)
+    seq_lens = list(map(add, positions, repeat(1)))
     if (
-        plan.positions.tolist() != computed
+        plan.positions.tolist() != positions
         or plan.seq_lens.tolist() != seq_lens
         or plan.query_start.tobytes() != bindings.counting(rows + 1)
     ):
@@ -43,9 +46,9 @@ def agreed_decode(
     groups = []
     for batch in batches:
         group = plan.groups[batch.group_index]
-        batch.follow(table_rows, computed, seq_lens)
+        batch.follow(table_rows, positions, seq_lens)
         padding = group.slots.size - rows
-        slots = [start + position for start, position in zip(batch.tail_starts, computed, strict=True)]
+        slots = list(map(add, batch.tail_starts, positions))
         if not (
             batch.sound
             and batch.tails_apart
@@ -59,7 +62,7 @@ def agreed_decode(
         step=declaration.step,
         trace_id=declaration.trace_id,
         request_ids=ids,
-        computed=computed,
+        computed=positions,
         graph_mode=plan.graph_mode,
         groups=groups,
     )

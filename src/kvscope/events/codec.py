@@ -130,6 +130,11 @@ def encode(record: Envelope) -> bytes:
     return _encoder.encode(record)
 
 
+def encode_line(record: Envelope) -> bytes:
+    """One line of JSON with the line's end, which costs less than to add it."""
+    return _encoder.encode_lines((record,))
+
+
 def enabled_record(
     *,
     run_id: str,

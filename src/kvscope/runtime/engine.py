@@ -27,12 +27,13 @@ class EngineJudge:
         self._bindings = Bindings(topology, doubts=True)
         self._judged_groups = sum(group.judged for group in topology.groups)
         self._step = 0
+        self._trace_prefix = f"{run.engine_id}."
         self._latched: ViolationError | None = None
         self._mailboxes = run.mailboxes()
 
     def next_step(self) -> tuple[int, str]:
         self._step += 1
-        return self._step, f"{self._run.engine_id}.{self._step}"
+        return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
         if self._latched is not None:

@@ -108,7 +108,10 @@ class WorkerJudge:
         self._current = None
 
     def on_launched(self) -> None:
-        self._end_step("no_plan")
+        if self._accounted:
+            self._current = None
+        else:
+            self._end_step("no_plan")
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:

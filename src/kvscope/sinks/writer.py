@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _BUFFER_BYTES = 256 * 1024
 # the writer gives it up by itself, often.
 _SLICE_NS = 500_000
 _PAUSE_S = 0.0002
+_KIND, _STEP, _APPROX_BYTES = map(Entry._fields.index, ("kind", "step", "approx_bytes"))
 _COMPONENTS = {"frontend": "frontend", "engine": "scheduler", "worker": "worker", "all": "scheduler"}
 
 
@@ -53,6 +54,7 @@ class Writer:
         self._full = output.records == "full"
         self._weights = records_written(output.records)
         self._files = TraceFiles(folder, stem, rotate_bytes=output.rotate_bytes, retain=output.retain_files)
+        self._logs_all = output.log == "all"
         self._log = LogSink(output.log, output.log_tag)
         self._ring = FlightRecorder(steps=output.ring_steps, max_bytes=output.ring_bytes)
         self._enabled: Callable[[], EnabledRecord] | None = None
@@ -167,13 +169,13 @@ class Writer:
         if not self._files.is_open:
             self._start_file()
         taken = 0
-        slice_start = now
+        slice_start = time.monotonic_ns()
         try:
             # What comes in meanwhile is for the next round, so that a flush does not wait for a step path without rest.
             for _ in range(len(self._queue)):
-                entry = Entry._make(self._queue.popleft())
+                entry = self._queue.popleft()
                 taken += 1
-                self._taken_bytes += entry.approx_bytes
+                self._taken_bytes += entry[_APPROX_BYTES]
                 self._take(entry)
                 if self._lines_bytes >= _BUFFER_BYTES:
                     self._write_out()
@@ -187,50 +189,57 @@ class Writer:
                 self._done += taken
                 self._progress.notify_all()
 
-    def _take(self, entry: Entry) -> None:
-        weight = self._weights[entry.kind]
+    def _take(self, entry: tuple[Any, ...]) -> None:
+        kind, step = entry[_KIND], entry[_STEP]
+        weight = self._weights[kind]
         try:
             if weight == 0:
-                self._keep_unwritten(entry)
+                self._keep_unwritten(Entry._make(entry))
                 return
             if self._files.is_full(self._lines_bytes):
                 self._write_out()
                 self._files.close()
             if not self._files.is_open and not self._lines:
                 self._start_file()
-            records = self._records(entry)
-            lines = [codec.encode(record) + b"\n" for record in records]
+            records, lines = self._encoded(entry)
         except Exception as error:  # noqa: BLE001 - a fact taken from a damaged host may have any shape
-            self._drop("encode_error", weight, f"a {entry.kind} record: {type(error).__name__}")
+            self._drop("encode_error", weight, f"a {kind} record: {type(error).__name__}")
             return
         self._seq += len(lines)
         self._lines += lines
-        self._lines_bytes += sum(map(len, lines))
-        if entry.step is not None:
-            self._last_step = max(self._last_step, entry.step)
-        self._hand_on(records, lines)
+        size_bytes = sum(map(len, lines))
+        self._lines_bytes += size_bytes
+        if step is not None and step > self._last_step:
+            self._last_step = step
+        self._ring.keep(self._last_step, size_bytes, lambda: lines)
+        if self._logs_all or kind == "violation":
+            self._hand_on(records, lines)
 
-    def _records(self, entry: Entry) -> list[Envelope]:
-        records = list(
-            make_records(entry.kind, entry.fact, self._names, full=self._full, block_sizes=self._block_sizes)
-        )
-        for offset, record in enumerate(records, start=1):
+    def _encoded(self, entry: tuple[Any, ...]) -> tuple[Sequence[Envelope], list[bytes]]:
+        kind, fact, component, boundary, step, after_step, trace_id, _, mono_ns = entry
+        records = make_records(kind, fact, self._names, full=self._full, block_sizes=self._block_sizes)
+        if after_step is None:
+            after_step = self._last_step
+        wall_ns = mono_ns + self._wall_offset_ns
+        lines: list[bytes] = []
+        for seq, record in enumerate(records, self._seq + 1):
             codec.stamp(
                 record,
                 self._identity,
-                seq=self._seq + offset,
-                component=entry.component,
-                boundary=entry.boundary,
-                mono_ns=entry.mono_ns,
-                wall_ns=entry.mono_ns + self._wall_offset_ns,
-                trace_id=entry.trace_id,
-                step=entry.step,
-                after_step=self._last_step if entry.after_step is None else entry.after_step,
+                seq=seq,
+                component=component,
+                boundary=boundary,
+                mono_ns=mono_ns,
+                wall_ns=wall_ns,
+                trace_id=trace_id,
+                step=step,
+                after_step=after_step,
             )
-            if isinstance(record, CoverageRecord):
+            if kind == "coverage" and isinstance(record, CoverageRecord):
                 record.records_written = self._seq
                 record.records_dropped = self._all_dropped()
-        return records
+            lines.append(codec.encode_line(record))
+        return records, lines
 
     def _keep_unwritten(self, entry: Entry) -> None:
         wall_offset_ns = self._wall_offset_ns
@@ -257,12 +266,11 @@ class Writer:
                 kept.append(codec.encode(record) + b"\n")
             return kept
 
-        if entry.step is not None:
-            self._last_step = max(self._last_step, entry.step)
+        if entry.step is not None and entry.step > self._last_step:
+            self._last_step = entry.step
         self._ring.keep(self._last_step, entry.approx_bytes, lines)
 
-    def _hand_on(self, records: list[Envelope], lines: list[bytes]) -> None:
-        self._ring.keep(self._last_step, sum(map(len, lines)), lambda: lines)
+    def _hand_on(self, records: Sequence[Envelope], lines: list[bytes]) -> None:
         for record, line in zip(records, lines, strict=True):
             self._offer_log(record, line)
             if isinstance(record, ViolationRecord):

@@ -6,7 +6,8 @@ What was gathered and validated for them then still holds, and comparing a plan 
 
 from __future__ import annotations
 
-from operator import ge
+from itertools import repeat
+from operator import add, floordiv, ge
 from struct import Struct
 
 import numpy as np
@@ -88,7 +89,7 @@ class BatchTable:
         anew), so that what was gathered stays true.
         """
         size = self.group.block_size
-        needed = [(tokens + size - 1) // size for tokens in seq_lens]
+        needed = list(map(floordiv, map(add, seq_lens, repeat(size - 1)), repeat(size)))
         if self.group.visible_tokens is None:
             skipped = self._skipped_list
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from operator import add, gt
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,8 @@ class Bindings:
         self.version = 0
         self.partial: set[str] = set()
         self._doubts = doubts
+        self._limits: list[int] = []
+        self._limits_version = -1
         self._live: dict[str, _Table] = {}
         self._by_row: dict[int, _Table] = {}
         self._stale: dict[int, _Table] = {}
@@ -116,7 +119,9 @@ class Bindings:
         if self._holders:
             self._holders.clear()
         before = self._unsettled
-        if before is not None and (requests.new_ids or before.new_ids or before.cached_ids != requests.cached_ids):
+        if before is not None:
+            if not before.new_ids and before.cached_ids == requests.cached_ids and self._go_on(requests):
+                return
             self._settle()
         for request_id in requests.finished:
             self._release(request_id)
@@ -143,7 +148,27 @@ class Bindings:
             if computed + scheduled.get(request_id, 0) > table.capacity_tokens:
                 doubtful = True
         self.doubtful = doubtful
+        self._limits_version = -1
         self._unsettled = requests
+
+    def _go_on(self, requests: StepRequests) -> bool:
+        """:meth:`apply` for a step that has the same requests as the one before; False where it is not that simple."""
+        if requests.new_ids or requests.resumed or requests.finished or requests.preempted:
+            return False
+        live, deltas, doubtful = self._live, requests.cached_blocks, False
+        if deltas.count(None) != len(deltas):
+            for request_id, delta in zip(requests.cached_ids, deltas, strict=True):
+                if delta is not None and self._append(live[request_id], delta):
+                    doubtful = True
+        if self._doubts:
+            if self._limits_version != self.version:
+                self._limits = [live[request_id].capacity_tokens for request_id in requests.cached_ids]
+                self._limits_version = self.version
+            tokens = map(add, requests.cached_computed, map(requests.scheduled.get, requests.cached_ids, repeat(0)))
+            doubtful |= any(map(gt, tokens, self._limits))
+        self.doubtful = doubtful
+        self._unsettled = requests
+        return True
 
     def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
         """Row of each request, ``intp [n]``; -1 for one that has no table.
