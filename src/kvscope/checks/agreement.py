@@ -1,68 +1,74 @@
-"""The common case at its lowest price: a decoding batch whose plan is exactly what was declared.
+"""The common case at its lowest price: a plan that is exactly what was declared.
 
-Nothing here judges anew: it is the same comparison that the rules are preceded by, for rows of one token, on Python
-lists, which at the size of a batch cost a fraction of as many array operations. Where it says no, the rules look.
+Nothing here judges anew: it is the same comparison that the rules are preceded by, on Python lists and bytes, which at
+the size of a batch cost a fraction of as many array operations. Where it says no, the rules look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import add
-from typing import cast
+from itertools import accumulate, repeat
+from operator import add, gt
 
-from ..facts.plans import PAD_SLOT, AgreedPlan, Plan
+from ..facts.plans import AgreedPlan, Plan
 from ..facts.requests import Declaration
-from ..state.batches import BatchTable
-from ..state.bindings import Bindings
+from ..state.bindings import Bindings, Table
+from ..state.followers import Follower
 
 
-def agreed_decode(
-    plan: Plan, declaration: Declaration, computed_of: dict[str, int], bindings: Bindings, batches: Sequence[BatchTable]
+def agreed_plan(
+    plan: Plan, declaration: Declaration, computed_of: dict[str, int], bindings: Bindings, followers: Sequence[Follower]
 ) -> AgreedPlan | None:
-    """What is kept of a plan in which every row decodes one token exactly as declared; None for any other plan.
+    """What is kept of a plan that is exactly what was declared; None for any other.
 
     ``computed_of`` has the declared computed tokens of every scheduled request. (A batch that has one request twice
     lacks another, but then two rows write in the same block.)
     """
     ids, scheduled = plan.request_ids, declaration.requests.scheduled
     rows = len(ids)
-    if not (rows == plan.num_tokens == len(computed_of) == len(scheduled) and plan.exact):
+    if not (rows == len(computed_of) == len(scheduled) and plan.exact and followers) or bindings.partial:
         return None
-    if bindings.partial or not batches or list(map(scheduled.get, ids)).count(1) != rows:
+    tables = bindings.bound(ids)
+    if tables is None:
         return None
-    computed = list(map(computed_of.get, ids))
-    if None in computed:
+    try:
+        counts = list(map(scheduled.__getitem__, ids))
+        computed = list(map(computed_of.__getitem__, ids))
+    except KeyError:
         return None
-    positions = cast("list[int]", computed)
-    seq_lens = list(map(add, positions, repeat(1)))
-    if (
-        plan.positions.tolist() != positions
-        or plan.seq_lens.tolist() != seq_lens
-        or plan.query_start.tobytes() != bindings.counting(rows + 1)
-    ):
+    lengths = None if counts.count(1) == rows else counts
+    if lengths is None:
+        starts, seq_lens = list(range(rows + 1)), list(map(add, computed, repeat(1)))
+        agreed = plan.num_tokens == rows and plan.positions.tolist() == computed
+    else:
+        starts, seq_lens = [0, *accumulate(lengths)], list(map(add, computed, lengths))
+        agreed = plan.num_tokens == starts[-1] and _positions_agree(plan, tables, bindings, computed, lengths)
+    if not agreed or plan.seq_lens.tolist() != seq_lens or plan.query_start.tolist() != starts:
         return None
-    table_rows = bindings.rows_of(ids)
     groups = []
-    for batch in batches:
-        group = plan.groups[batch.group_index]
-        batch.follow(table_rows, positions, seq_lens)
-        padding = group.slots.size - rows
-        slots = list(map(add, batch.tail_starts, positions))
-        if not (
-            batch.sound
-            and batch.tails_apart
-            and group.slots.tolist() == (slots + [PAD_SLOT] * padding if padding else slots)
-            and batch.follows_counts(group.table_blocks)
-            and batch.follows_tables(group.tables)
-        ):
+    for follower in followers:
+        kept = follower.agree(tables, computed, seq_lens, lengths, plan.groups[follower.group_index])
+        if kept is None:
             return None
-        groups.append(batch.agreed(padding))
+        groups.append(kept)
     return AgreedPlan(
         step=declaration.step,
         trace_id=declaration.trace_id,
         request_ids=ids,
-        computed=positions,
+        computed=computed,
         graph_mode=plan.graph_mode,
         groups=groups,
+        query_lens=lengths,
     )
+
+
+def _positions_agree(
+    plan: Plan, tables: list[Table], bindings: Bindings, computed: list[int], lengths: list[int]
+) -> bool:
+    """Whether every row has at least one token, and consecutive positions from its computed tokens on."""
+    ends = list(map(add, computed, lengths))
+    if min(lengths) < 1 or min(computed) < 0 or any(map(gt, ends, [table.capacity_tokens for table in tables])):
+        return False
+    known = bindings.positions(max(ends))
+    expected = b"".join([known[8 * start : 8 * end] for start, end in zip(computed, ends, strict=True)])
+    return plan.positions.tobytes() == expected

@@ -128,10 +128,11 @@ class AgreedColumns(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
     """One group of an :class:`AgreedPlan`.
 
-    All lists are ``[rows]``: ``tail_starts[i]`` and a position add up to the slot of that position in row ``i``;
+    All lists are ``[rows]``: ``tail_starts[i]`` and the position of the row's last token add up to its slot;
     ``table_blocks`` are the blocks that the plan counts and ``needed`` those that attention reads, from
-    ``first_visible`` on. ``tables`` are the bytes of ``int32 [rows, width]``, whose other entries mean nothing. Nothing
-    is changed after it was made, so that several steps share what did not change between them.
+    ``first_visible`` on. ``tables`` are the bytes of ``int32 [rows, width]``, whose other entries mean nothing.
+    ``slots`` are the bytes of ``int64 [num_tokens]`` where rows have more than one token, else None. Nothing is changed
+    after it was made, so that several steps share what did not change between them.
     """
 
     group_id: int
@@ -142,6 +143,7 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
     first_visible: list[int]
     tables: bytes
     width: int
+    slots: bytes | None = None
     digests: npt.NDArray[np.uint64] | None = None
     columns: AgreedColumns | None = None
 
@@ -174,7 +176,9 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
         """The same, spelled out."""
         return GroupSnapshot(
             group_id=self.group_id,
-            slots=np.array(self.tail_starts, np.int64) + computed,
+            slots=np.array(self.tail_starts, np.int64) + computed
+            if self.slots is None
+            else np.frombuffer(self.slots, np.int64),
             padding_slots=self.padding_slots,
             padding_enabled=np.zeros(0, np.int64),
             table_blocks=np.array(self.table_blocks, np.int32),
@@ -186,11 +190,12 @@ class AgreedGroup(msgspec.Struct, kw_only=True, gc=False):
 
 
 class AgreedPlan(msgspec.Struct, kw_only=True, gc=False):
-    """A plan in which every row decodes one token and everything was found equal to the declaration.
+    """A plan that was found equal to its declaration in everything.
 
     It says the same as a :class:`PlanSnapshot` in less: what was compared and found equal is kept as it was declared.
-    ``computed`` ``[rows]`` are the tokens before this step, which is the position of the row's one token. Records are
-    made of it without arrays (``events.plans.agreed_records``).
+    ``computed`` ``[rows]`` are the tokens before this step, which is where a row's positions begin. ``query_lens``
+    ``[rows]`` is None where every row has one token, as in nearly every step of a server: records of such a plan are
+    made without arrays (``events.plans.agreed_records``).
     """
 
     step: int
@@ -199,22 +204,23 @@ class AgreedPlan(msgspec.Struct, kw_only=True, gc=False):
     computed: list[int]
     graph_mode: str
     groups: list[AgreedGroup]
+    query_lens: list[int] | None = None
 
     def snapshot(self) -> PlanSnapshot:
         """The same, spelled out; for ``records = "full"`` and for whoever compares the two. In the writer's thread."""
         computed = np.array(self.computed, np.int64)
-        rows = len(computed)
+        lengths = np.ones(len(computed), np.int32) if self.query_lens is None else np.array(self.query_lens, np.int32)
         return PlanSnapshot(
             step=self.step,
             trace_id=self.trace_id,
             request_ids=self.request_ids,
-            query_lens=np.ones(rows, np.int32),
+            query_lens=lengths,
             first_positions=computed,
-            last_positions=computed,
+            last_positions=computed + (lengths - 1),
             positions=None,
             computed=computed.astype(np.int32),
-            seq_lens=(computed + 1).astype(np.int32),
-            num_tokens=rows,
+            seq_lens=(computed + lengths).astype(np.int32),
+            num_tokens=int(lengths.sum()),
             graph_mode=self.graph_mode,
             exact=True,
             groups=[group.snapshot(computed) for group in self.groups],

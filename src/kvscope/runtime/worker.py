@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..checks.agreement import agreed_decode
+from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
 from ..checks.plan_view import StepView
@@ -14,6 +14,7 @@ from ..facts.topology import Topology
 from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
+from ..state.followers import Follower
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
@@ -35,6 +36,7 @@ class WorkerJudge:
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
         self._groups: list[BatchTable] = []
+        self._followers: list[Follower] = []
         self._judged_groups = 0
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
@@ -51,6 +53,7 @@ class WorkerJudge:
         self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
+        self._followers = [Follower(self._bindings, index) for index in judged]
 
     @property
     def expects_no_plan(self) -> bool:
@@ -126,7 +129,7 @@ class WorkerJudge:
             self.on_plan_skipped(self._unjudged_cause)
             return
         if not self._spell_tables:
-            agreed = agreed_decode(plan, declaration, self._computed_of, bindings, self._groups)
+            agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
                 self._accounted = True
                 self._record(agreed, len(agreed.request_ids), plan.num_tokens)

@@ -87,7 +87,7 @@ def make_records(
         return (codec.bind_record(fact, names),)
     if kind == "plan":
         if isinstance(fact, AgreedPlan):
-            if not full:
+            if not full and fact.query_lens is None:
                 return codec.agreed_records(fact, names)
             fact = fact.snapshot()
         return codec.write_read_records(fact, names, full=full, block_sizes=block_sizes)

@@ -6,6 +6,7 @@ have is what the deltas add up to, not what the manager would answer now.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import add, gt
@@ -25,18 +26,20 @@ _UNLIMITED = 1 << 62
 _LARGEST = (1 << 31) - 1
 
 
-class _Table:
-    """The blocks of one live request as they were declared, one list a group: what the arrays are made of.
+class Table:
+    """The blocks of one live request as they were declared, one ``int32`` array a group: what the tables are made of.
 
-    ``seen`` has the same blocks as sets, ``written[g]`` of them stand in the arrays already, and ``capacity_tokens`` is
-    how many tokens they hold in the group with the fewest.
+    ``row`` is where it stands in them, and ``capacity_tokens`` how many tokens it holds in the group with the fewest.
+    From ``sound_from[g]`` on there is no block that nothing may touch: outside the pool, or the null block. ``seen``
+    has the same blocks as sets, and ``written[g]`` of them stand in the tables already.
     """
 
-    __slots__ = ("blocks", "capacity_tokens", "row", "seen", "written")
+    __slots__ = ("blocks", "capacity_tokens", "row", "seen", "sound_from", "written")
 
     def __init__(self, row: int, groups: int) -> None:
         self.row = row
-        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.blocks: list[array[int]] = [array("i") for _ in range(groups)]
+        self.sound_from = [0] * groups
         self.seen: list[set[int]] = [set() for _ in range(groups)]
         self.written = [0] * groups
         self.capacity_tokens = _UNLIMITED
@@ -62,16 +65,16 @@ class Bindings:
         self._doubts = doubts
         self._limits: list[int] = []
         self._limits_version = -1
-        self._live: dict[str, _Table] = {}
-        self._by_row: dict[int, _Table] = {}
-        self._stale: dict[int, _Table] = {}
+        self._live: dict[str, Table] = {}
+        self._bound: dict[tuple[str, ...], list[Table] | None] = {}
+        self._stale: dict[int, Table] = {}
         self._tables: list[Int32] = [np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32) for _ in topology.groups]
         self._lengths: Int32 = np.zeros((len(topology.groups), _FIRST_ROWS), np.int32)
         self._computed: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self._seq_lens: Int64 = np.zeros(_FIRST_ROWS, np.int64)
         self._unsettled: StepRequests | None = None
         self._holders: dict[int, Int32] = {}
-        self._counting: dict[int, bytes] = {}
+        self._positions = b""
         self._judged = [(index, group.block_size) for index, group in enumerate(topology.groups) if group.judged]
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
         self._rows_of: dict[tuple[str, ...], npt.NDArray[np.intp]] = {}
@@ -184,12 +187,11 @@ class Bindings:
             rows = self._rows_of[key] = np.fromiter((-1 if t is None else t.row for t in tables), np.intp, len(key))
         return rows
 
-    def counting(self, count: int) -> bytes:
-        """The bytes of ``int32 [0, 1, ..., count - 1]``: the query starts of a batch of single tokens."""
-        known = self._counting.get(count)
-        if known is None:
-            known = self._counting[count] = np.arange(count, dtype=np.int32).tobytes()
-        return known
+    def positions(self, count: int) -> bytes:
+        """The bytes of ``int64 [0, 1, ...]``, at least ``count`` of them: what consecutive positions are slices of."""
+        if len(self._positions) < 8 * count:
+            self._positions = np.arange(2 * count, dtype=np.int64).tobytes()
+        return self._positions
 
     def table(self, request_id: str, group_index: int) -> Int32:
         """The blocks of one request in one group, in logical order; a view, empty for an unknown request."""
@@ -199,9 +201,18 @@ class Bindings:
         view: Int32 = self.tables[group_index][table.row, : len(table.blocks[group_index])]
         return view
 
-    def declared_blocks(self, row: int, group_index: int) -> list[int]:
-        """The same of the request in a row, as it was declared; nobody else's to change."""
-        return self._by_row[row].blocks[group_index]
+    def bound(self, request_ids: Sequence[str]) -> list[Table] | None:
+        """The tables of these requests, None if one of them has none.
+
+        The same requests in the same order get the same list object as long as nobody is bound or released.
+        """
+        key = tuple(request_ids)
+        if key not in self._bound:
+            if len(self._bound) >= _REMEMBERED_BATCHES:
+                self._bound.clear()
+            tables = [self._live[request_id] for request_id in key if request_id in self._live]
+            self._bound[key] = tables if len(tables) == len(key) else None
+        return self._bound[key]
 
     def holders(self, group_index: int, block_id: int) -> list[str]:
         """Live requests whose table in this group has the block where attention still looks; nobody has the null block.
@@ -250,36 +261,43 @@ class Bindings:
             wider[:, : table.shape[1]] = table
             self._tables[group_index] = wider
 
-    def _bind(self, request_id: str) -> _Table:
+    def _bind(self, request_id: str) -> Table:
         """An empty table for a request; what it had is forgotten."""
         self.partial.discard(request_id)
         self._rows_of.clear()
+        self._bound.clear()
         before = self._live.get(request_id)
         row = self._take_row() if before is None else before.row
-        table = _Table(row, len(self._tables))
-        self._live[request_id] = self._by_row[row] = self._stale[row] = table
+        table = Table(row, len(self._tables))
+        self._live[request_id] = self._stale[row] = table
         self._count_capacity(table)
         return table
 
-    def _append(self, table: _Table, delta: BlockIds) -> bool:
+    def _append(self, table: Table, delta: BlockIds) -> bool:
         """Whether the rules have to look at these blocks."""
         self.version += 1
-        end, doubtful = self.topology.num_blocks, False
+        end, null, doubtful = self.topology.num_blocks, self.topology.null_block_id, False
         for group_index, block_ids in enumerate(delta):
             if not block_ids:
                 continue
-            table.blocks[group_index] += block_ids
+            blocks = table.blocks[group_index]
+            is_outside = min(block_ids) < 0 or max(block_ids) >= end
+            if is_outside:  # an id that no pool can have stays one
+                blocks.extend(min(max(block, -1), _LARGEST) for block in block_ids)
+            else:
+                blocks.extend(block_ids)
+            if is_outside or null in block_ids:
+                table.sound_from[group_index] = len(blocks)
             if self._doubts:
                 seen = table.seen[group_index]
                 fresh = len(seen) + len(block_ids)
                 seen.update(block_ids)
-                if len(seen) != fresh or min(block_ids) < 0 or max(block_ids) >= end:
-                    doubtful = True
+                doubtful |= is_outside or len(seen) != fresh
         self._stale[table.row] = table
         self._count_capacity(table)
         return doubtful
 
-    def _count_capacity(self, table: _Table) -> None:
+    def _count_capacity(self, table: Table) -> None:
         capacity = _UNLIMITED
         for group_index, block_size in self._judged:
             capacity = min(capacity, len(table.blocks[group_index]) * block_size)
@@ -290,10 +308,10 @@ class Bindings:
         if table is None:
             return
         self._rows_of.clear()
+        self._bound.clear()
         self.version += 1
         self.partial.discard(request_id)
         self._stale.pop(table.row, None)
-        del self._by_row[table.row]
         self._lengths[:, table.row] = 0
         self._free_rows.append(table.row)
 
@@ -307,11 +325,7 @@ class Bindings:
                 if start == end:
                     continue
                 self.ensure_width(group_index, end)
-                array, new = self._tables[group_index], blocks[start:]
-                try:
-                    array[row, start:end] = new
-                except OverflowError:  # an id that no pool can have; it stays one
-                    array[row, start:end] = [min(max(block, -1), _LARGEST) for block in new]
+                self._tables[group_index][row, start:end] = blocks[start:]
 
     def _settle(self) -> None:
         """Bring the arrays of token numbers up to the last step; most steps are judged without them."""

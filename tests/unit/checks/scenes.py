@@ -16,6 +16,7 @@ from kvscope.facts.requests import BlockIds, Declaration, StepRequests
 from kvscope.facts.topology import Topology
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.state.followers import Follower
 from unit.checks.worlds import group, pool
 
 PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
@@ -108,7 +109,9 @@ class Scene:
     def __init__(self, topology: Topology = ONE_GROUP) -> None:
         self.topology = topology
         self.bindings = Bindings(topology)
-        self.batches = [BatchTable(self.bindings, i) for i, of in enumerate(topology.groups) if of.judged]
+        judged = [i for i, of in enumerate(topology.groups) if of.judged]
+        self.batches = [BatchTable(self.bindings, index) for index in judged]
+        self.followers = [Follower(self.bindings, index) for index in judged]
         self.tables: dict[str, list[list[int]]] = {}
         self.step_number = 0
 

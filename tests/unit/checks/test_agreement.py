@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from kvscope.checks.agreement import agreed_decode
+from kvscope.checks.agreement import agreed_plan
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_plan
 from kvscope.checks.plan_view import StepView
@@ -25,6 +25,7 @@ from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.state.followers import Follower
 from unit.checks.changes import CHANGES, Change
 from unit.checks.scenes import ONE_GROUP, Scene, decoding
 from unit.checks.worlds import LAYOUTS, World, copied, group, pool
@@ -35,6 +36,10 @@ PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
 
 def tables_of(bindings: Bindings) -> list[BatchTable]:
     return [BatchTable(bindings, index) for index, of in enumerate(bindings.topology.groups) if of.judged]
+
+
+def followers_of(bindings: Bindings) -> list[Follower]:
+    return [Follower(bindings, index) for index, of in enumerate(bindings.topology.groups) if of.judged]
 
 
 def in_full(
@@ -56,7 +61,7 @@ class Both:
 
     def __init__(self, topology: Topology) -> None:
         self.kept = Bindings(topology)
-        self.tables = tables_of(self.kept)
+        self.tables, self.followers = tables_of(self.kept), followers_of(self.kept)
         self.anew = Bindings(topology)
         self.queued: list[tuple[AgreedPlan, PlanSnapshot]] = []
 
@@ -69,7 +74,7 @@ class Both:
         """What the shortcut says; checked against the way in full, which the kept tables go too where it says no."""
         findings, expected = in_full(self.anew, tables_of(self.anew), declaration, plan)
         computed_of = dict(declaration.requests.computed())
-        agreed = agreed_decode(plan, declaration, computed_of, self.kept, self.tables)
+        agreed = agreed_plan(plan, declaration, computed_of, self.kept, self.followers)
         if agreed is None:
             kept_findings, kept_snapshot = in_full(self.kept, self.tables, declaration, plan)
             assert same(kept_findings, findings)
@@ -80,7 +85,7 @@ class Both:
             self.queued.append((agreed, expected))
             if len(self.queued) % 2:  # the rest is spelled out at the end, when the tables have gone on
                 assert same(agreed.snapshot(), expected)
-        if is_decoding(declaration) and plan.exact:
+        if plan.exact and plan.request_ids:
             assert (agreed is not None) is (findings == [])
         return agreed
 
@@ -249,7 +254,7 @@ def test_the_shortcut_agrees_exactly_where_all_rules_are_silent(
             if ALL[name](world, changed, rng.randrange(len(world.groups)), rng):
                 event(f"{name}: {'silent' if both.judge(declaration, changed) else 'not agreed'}")
         if name is None or sound_too:
-            assert (both.judge(declaration, plan) is not None) is is_decoding(declaration)
+            assert both.judge(declaration, plan) is not None
     both.end()
 
 
@@ -281,7 +286,7 @@ def test_one_change_after_long_steady_decoding_is_not_agreed_to(name: str, layou
 
 def agreed_in(scene: Scene, declaration: Declaration, plan: Plan) -> AgreedPlan | None:
     computed_of = dict(declaration.requests.computed())
-    return agreed_decode(plan, declaration, computed_of, scene.bindings, scene.batches)
+    return agreed_plan(plan, declaration, computed_of, scene.bindings, scene.followers)
 
 
 def test_what_did_not_change_is_shared_and_what_is_queued_does_not_change() -> None:
@@ -433,7 +438,19 @@ def test_without_a_group_that_is_judged_a_batch_with_one_request_twice_is_left_t
     assert agreed_in(scene, declaration, plan) is None
 
 
-def test_an_empty_batch_of_arrays_is_no_decoding() -> None:
+def test_a_prompt_that_begins_in_the_middle_of_a_block_is_agreed_to_and_followed_from_there_on() -> None:
     scene = Scene(ONE_GROUP)
-    declaration = scene.say(new=[("a", ([1, 2],), 0, 20)])
-    assert agreed_in(scene, declaration, scene.plan(declaration)) is None
+    for computed, tokens, blocks in ((0, 20, [1, 2]), (20, 29, [3, 4]), (49, 1, []), (50, 14, []), (64, 1, [5])):
+        said = {"known" if computed else "new": [("a", (blocks,) if blocks else None, computed, tokens)]}
+        declaration = scene.say(**said)
+        agreed = agreed_in(scene, declaration, scene.plan(declaration))
+        assert agreed is not None
+        assert agreed.query_lens == (None if tokens == 1 else [tokens])
+
+
+@pytest.mark.parametrize("counts", [(0, 2), (-1, 3)])
+def test_a_declaration_of_less_than_one_token_is_left_to_the_rules(counts: tuple[int, int]) -> None:
+    scene, _ = decoding()
+    declaration = scene.say(known=[("a", None, 41, counts[0]), ("b", None, 41, counts[1])])
+    plan = scene.plan(scene.say(known=[("a", None, 41, 1), ("b", None, 41, 1)]))
+    assert agreed_in(scene, declaration, plan) is None

@@ -357,7 +357,9 @@ def test_an_unknown_request_has_an_empty_table() -> None:
     assert (table.size, table.dtype) == (0, np.int32)
 
 
-def test_query_starts_of_single_tokens_are_counted_once() -> None:
+def test_consecutive_positions_are_spelled_once() -> None:
     bindings = Bindings(topology(1))
-    assert np.frombuffer(bindings.counting(4), np.int32).tolist() == [0, 1, 2, 3]
-    assert bindings.counting(4) is bindings.counting(4)
+    known = bindings.positions(3)
+    assert np.frombuffer(known, np.int64)[:3].tolist() == [0, 1, 2]
+    assert bindings.positions(2) is known
+    assert len(bindings.positions(100)) >= 800
