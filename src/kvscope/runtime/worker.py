@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
 from ..checks.plan_view import StepView
-from ..facts.plans import PAD_SLOT, AgreedPlan, DummyRun, Plan, PlanSnapshot
+from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
 from ..sinks.kinds import WorkerInput
@@ -37,6 +38,7 @@ class WorkerJudge:
         self._bindings: Bindings | None = None
         self._groups: list[BatchTable] = []
         self._followers: list[Follower] = []
+        self._kept_groups: Sequence[AgreedGroup | None] = []  # what several steps share is queued with the first
         self._judged_groups = 0
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
@@ -54,6 +56,7 @@ class WorkerJudge:
         self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
         self._followers = [Follower(self._bindings, index) for index in judged]
+        self._kept_groups = [None] * len(judged)
 
     @property
     def expects_no_plan(self) -> bool:
@@ -132,7 +135,12 @@ class WorkerJudge:
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
                 self._accounted = True
-                self._record(agreed, len(agreed.request_ids), plan.num_tokens)
+                tables_bytes = 0
+                for group, before in zip(agreed.groups, self._kept_groups, strict=True):
+                    if group is not before:
+                        tables_bytes += len(group.tables)
+                self._kept_groups = agreed.groups
+                self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
                 return
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
@@ -199,7 +207,7 @@ class WorkerJudge:
         if "engine" not in self._run.roles:
             self._run.close()
 
-    def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int) -> None:
+    def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
         coverage, groups = self._run.coverage, len(self._groups)
         coverage.rows += rows * groups
         for kind in self._unjudged_kinds:
@@ -212,7 +220,7 @@ class WorkerJudge:
             boundary="plan",
             step=plan.step,
             trace_id=plan.trace_id,
-            approx_bytes=(128 * rows + 8 * tokens) * groups,
+            approx_bytes=(128 * rows + 8 * tokens) * groups + tables_bytes,
         )
 
     def _refuse(self, plan: Plan, findings: list[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -460,14 +461,16 @@ class Told:
         self.run = make_run(folder, "worker", topology=world.topology, **output)
         self.findings: list[Finding] = []
         self.plans: list[AgreedPlan | PlanSnapshot] = []
+        self.plan_bytes: list[int] = []
         self.run.report = lambda findings, *_: self.findings.extend(findings)  # type: ignore[method-assign]  # the run itself, with what it is told kept
         self.run.stream.put = self._put  # type: ignore[method-assign]  # the run itself, with what it is told kept
         self.worker = WorkerJudge(self.run, returns_results=True)
         self.worker.bind_topology(world.topology)
 
-    def _put(self, kind: str, fact: Any, **_: Any) -> bool:
+    def _put(self, kind: str, fact: Any, *, approx_bytes: int = 0, **_: Any) -> bool:
         if kind == "plan":
             self.plans.append(fact)
+            self.plan_bytes.append(approx_bytes)
         return True
 
     def step(self, declaration: Declaration, plan: Plan | None) -> list[Finding]:
@@ -532,3 +535,20 @@ def test_with_all_tables_spelled_out_a_decoding_batch_is_kept_with_its_tables(tm
     assert [tables[row].tolist() for row in range(len(kept.request_ids))] == [
         world.live[name].tables[0][: blocks_for(world.live[name].declared, 16)] for name in kept.request_ids
     ]
+
+
+def test_tables_that_several_steps_share_weigh_in_the_queue_once(tmp_path: Path) -> None:
+    world = World(1, LAYOUTS["full"])
+    told = Told(tmp_path, world)
+    while len(world.live) < 2:
+        told.step(world.step(), None)
+    for _ in range(12):
+        declaration = world.step(decode_only=True)
+        told.step(declaration, world.plan(declaration, shuffle=False))
+    shared = [plan.groups[0] for plan in told.plans if isinstance(plan, AgreedPlan)]
+    assert len(shared) == 12
+    weights = [told.plan_bytes[0] - len(shared[0].tables)]
+    for before, now, weight in zip(shared[:-1], shared[1:], told.plan_bytes[1:], strict=True):
+        weights.append(weight - (0 if now is before else len(now.tables)))
+    assert len(set(weights)) == 1
+    assert any(now is before for before, now in pairwise(shared))
