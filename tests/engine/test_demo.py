@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,8 +27,23 @@ def test_the_demo_shows_a_clean_server_and_a_found_fault(runner: engine.Runner, 
     assert document["server_exit_code"] == 0
     assert document["healthy"]["verdict"] == "clean"
     assert document["healthy"]["coverage"].startswith("coverage: ")
+    # Eight requests compete for blocks: some lose theirs, and most steps have rows for nearly all of them nevertheless.
+    assert document["traffic"]["preemptions"] > 0
+    assert document["healthy"]["rows_audited"] > 5 * document["healthy"]["steps"]
+    _check_cost(document["cost"])
     assert document["fault"]["found"] == ["write_foreign_block"]
     assert {"kv_monitor", "kv_transfer"} <= set(document["parts"])
+
+
+def _check_cost(cost: dict[str, Any]) -> None:
+    """Scheduler and worker stand in the number together, and it is that of full steps. How large it is, is not ours to
+    say: the machine is shared.
+    """
+    assert cost["verdict"] == "clean"
+    assert cost["steps"] > 250
+    assert cost["rows_audited"] > 7 * cost["steps"]
+    assert {"scheduler.schedule", "worker.execute", "runner_v1.slots"} <= set(cost["own_ns_by_hook"])
+    assert 0 <= cost["own_ns_per_step"] - sum(cost["own_ns_by_hook"].values()) <= len(cost["own_ns_by_hook"])
 
 
 @pytest.mark.once

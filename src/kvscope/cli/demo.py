@@ -1,4 +1,5 @@
-"""``kvscope demo``: a real server that kvscope watches, then a fault that it finds. Needs vLLM, no accelerator.
+"""``kvscope demo``: a real server that kvscope watches, what that costs, then a fault that it finds. Needs vLLM, but no
+accelerator.
 
 Everything that is shown is also held against what must come out, so that the demo fails loudly where kvscope does.
 """
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
+import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -20,30 +21,32 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, Line, facts, show, show_json, wrapped
+from kvscope.cli.narration import Narration, settings_lines, shown
+from kvscope.cli.screen import JSON_OPTION, facts, show_json
 from kvscope.cli.selftest import RUNNER_OPTION, RunnerName
 from kvscope.errors import KvscopeError
 
 if TYPE_CHECKING:
-    from kvscope.analysis.replay import Replay
-    from kvscope.analysis.verdict import Verdict
     from kvscope.testing.server import Server
 
 FAULT = "slot_foreign_block"
-STAGES = 5
+STAGES = 6
 DIR_OPTION = typer.Option(
     None, "--dir", help="Folder for traces and logs; it must be new or empty. [default: a new one in build/demo]"
 )
 
 _LOAD = {
     # What a step costs in Triton's interpreter, which stands for a GPU under the V2 runner, forbids more.
-    RunnerName.v1: {"requests": 48, "at_once": 12, "max_tokens": 24},
+    RunnerName.v1: {"requests": 48, "at_once": 8, "max_tokens": 128},
     RunnerName.v2: {"requests": 18, "at_once": 9, "max_tokens": 10},
 }
-_SERVER_DEADLINE_S, _TRAFFIC_DEADLINE_S, _STOP_DEADLINE_S, _FAULT_DEADLINE_S = 180, 120, 60, 180
-# A small pool, so that requests compete for blocks; and time for the engine's process to end its trace, because
-# vLLM's default kills it as soon as the server is told to stop.
-_SERVER_ARGUMENTS = ("--num-gpu-blocks-override", "28", "--shutdown-timeout", "20")
+# A pool that is a little too small for this load, so that requests compete for blocks and some lose theirs, while most
+# steps still have eight rows.
+_BLOCKS = {RunnerName.v1: 56, RunnerName.v2: 28}
+_SERVER_DEADLINE_S, _TRAFFIC_DEADLINE_S, _STOP_DEADLINE_S, _ENGINE_DEADLINE_S = 180, 120, 60, 180
+# Time for the engine's process to end its trace: vLLM's default kills it as soon as the server is told to stop.
+_SHUTDOWN_TIMEOUT_S = 20
+_NO_COST = "Left out: V2's kernels run in an interpreter here, so its times say nothing."
 
 
 class DemoUnavailableError(KvscopeError):
@@ -99,21 +102,14 @@ def fresh_folder(asked: Path | None) -> Path:
     raise AssertionError  # `count` does not end
 
 
-def shown(path: Path) -> str:
-    """The path as a person here would type it."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
-
-
 class Demo:
     """One demo. `document` gathers what ``--json`` prints, `seconds` how long each stage took."""
 
     def __init__(self, runner: RunnerName, folder: Path, *, quiet: bool) -> None:
-        self.runner, self.folder, self._quiet = runner, folder, quiet
-        self.healthy, self.faulty = folder / "healthy", folder / "fault"
+        self.runner, self.folder, self._screen = runner, folder, Narration(STAGES, quiet=quiet)
+        self.healthy, self.measured, self.faulty = folder / "healthy", folder / "cost", folder / "fault"
         self.document: dict[str, Any] = {"dir": str(folder), "runner": runner.value}
-        self.seconds: dict[str, float] = {}
+        self.seconds, self._say = self._screen.seconds, self._screen.say
 
     def run(self) -> None:
         """All stages. Raises DemoFailedError; whatever happens, no process is left behind."""
@@ -122,6 +118,7 @@ class Demo:
         problems += self._judge_healthy()
         if problems:
             raise DemoFailedError(*problems)
+        self._measure()
         self._inject()
         self._judge_fault()
         self.seconds["total"] = monotonic() - began
@@ -147,14 +144,15 @@ class Demo:
         )
         server = None
         try:
-            with self._stage("server start", title, text):
-                self._say([("dim", "$ vllm serve MODEL --additional-config '{"), *_settings(config), ("dim", "  }'")])
-                with self._waiting("vLLM starts"):
+            with self._screen.stage("server start", title, text):
+                typed = "$ vllm serve MODEL --additional-config '{"
+                self._say([("dim", typed), *settings_lines(config), ("dim", "  }'")])
+                with self._screen.waiting("vLLM starts"):
                     server = start_server(
                         self.folder / "server.log",
                         runner=self.runner.value,
                         additional_config=config,
-                        arguments=_SERVER_ARGUMENTS,
+                        arguments=self._server_arguments(),
                         deadline_s=_SERVER_DEADLINE_S,
                     )
             self._say_ready(server)
@@ -166,6 +164,10 @@ class Demo:
             if isinstance(error, ServerFailedError):
                 raise DemoFailedError(str(error)) from error
             raise
+
+    def _server_arguments(self) -> tuple[str, ...]:
+        blocks, timeout = str(_BLOCKS[self.runner]), str(_SHUTDOWN_TIMEOUT_S)
+        return "--num-gpu-blocks-override", blocks, "--shutdown-timeout", timeout
 
     def _say_ready(self, server: Server) -> None:
         enabled = _first_record(self.healthy)
@@ -184,7 +186,10 @@ class Demo:
             "system prompts and a small cache: blocks are shared, freed, taken away and handed out again all the time, "
             "which is when a wrong one can slip in."
         )
-        with self._stage("traffic", "Traffic", text), self._waiting("completions", load["requests"]) as advance:
+        with (
+            self._screen.stage("traffic", "Traffic", text),
+            self._screen.waiting("completions", load["requests"]) as advance,
+        ):
             traffic = send(server, **load, deadline_s=_TRAFFIC_DEADLINE_S, on_answer=advance)
         problems = traffic.mistakes()
         if not problems:
@@ -200,56 +205,96 @@ class Demo:
 
     def _stop(self, server: Server) -> list[str]:
         text = "SIGTERM, as an orchestrator sends it: an observer must not keep a server from ending well."
-        with self._stage("server stop", "The server ends", text), self._waiting("vLLM ends"):
+        with self._screen.stage("server stop", "The server ends", text), self._screen.waiting("vLLM ends"):
             code = server.stop(timeout=_STOP_DEADLINE_S)
         self.document["server_exit_code"] = code
         self._say(facts([("exit code", f"{code}, after {self.seconds['server stop']:.1f} s")]))
         return [] if code == 0 else [f"vllm serve ended with exit code {code} instead of 0"]
 
     def _judge_healthy(self) -> list[str]:
-        from kvscope.analysis.summary import summarize
+        from kvscope.testing.demo.outcome import judged, numbers, unsound
 
         text = (
             "info says what was recorded, and what of each step was kvscope's own time. check replays the records "
             "through the same rules, and says how many of the scheduled rows were looked at: without that, a verdict "
             "is worth nothing."
         )
-        with self._stage("healthy check", "What the healthy run left behind", text):
-            codes = [self._kvscope("info", self.healthy)]
+        with self._screen.stage("healthy check", "What the healthy run left behind", text):
+            codes = [self._screen.kvscope("info", self.healthy)]
             self._say([("", "")])
-            codes.append(self._kvscope("check", self.healthy))
-        replay, verdict = _judged(self.healthy)
-        own_ns = summarize(replay).own_ns_per_step
-        self.document["healthy"] = {
-            "verdict": verdict.word, "coverage": verdict.coverage_line, "own_ns_per_step": own_ns,
-        }  # fmt: skip
+            codes.append(self._screen.kvscope("check", self.healthy))
+        replay, verdict = judged(self.healthy)
+        self.document["healthy"] = numbers(replay, verdict)
+        problems = unsound("the healthy run", self.document["healthy"], verdict)
         processes = {log.process for log in replay.trace.logs}
-        problems = [f"the healthy run holds {entry.first.reason}" for entry in verdict.findings]
-        problems += [f"the healthy run is {verdict.word}: {reason}" for reason in verdict.reasons]
         if not {"frontend", "engine", "worker"} <= processes:
             problems.append(f"only {', '.join(sorted(processes))} wrote a trace")
-        if own_ns is None:
-            problems.append("kvscope's own time was not recorded")
         if codes != [0, verdict.exit_code]:
             problems.append(f"kvscope info and kvscope check ended with {codes[0]} and {codes[1]}")
         return problems
 
+    # What it costs --------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        if self.runner is not RunnerName.v1:
+            self._screen.announce("What it costs", _NO_COST)
+            self.document["cost"] = {"own_ns_per_step": None, "left_out": _NO_COST}
+            return
+        from kvscope.testing.demo.apart import EngineFailedError
+        from kvscope.testing.demo.cost import REQUESTS, run_apart
+
+        text = (
+            f"A second engine, kv_trace and kv_guard_config on as above, decodes {REQUESTS} requests: scheduler and "
+            "worker in one process, no server around them. The hooks measure themselves: wall time, the mean of a step."
+        )
+        with self._screen.stage("cost", "What it costs", text), self._screen.waiting("an engine decodes"):
+            try:
+                run_apart(self.measured, self.folder / "cost.log", deadline_s=_ENGINE_DEADLINE_S)
+            except EngineFailedError as error:
+                raise DemoFailedError(str(error)) from error
+        self._judge_cost()
+
+    def _judge_cost(self) -> None:
+        from kvscope.testing.demo.outcome import judged, numbers, unsound
+
+        code = self._screen.kvscope("info", self.measured, part="own time")
+        replay, verdict = judged(self.measured)
+        self.document["cost"] = numbers(replay, verdict)
+        problems = unsound("the run that is measured", self.document["cost"], verdict)
+        if code != 0:
+            problems.append(f"kvscope info ended with {code} on the run that is measured")
+        if problems:
+            raise DemoFailedError(*problems)
+        self._say_cost()
+
+    def _say_cost(self) -> None:
+        cost, served = self.document["cost"], self.document["healthy"]["own_ns_per_step"]
+        rows = f"{cost['steps']:,} steps with {cost['rows_audited'] / cost['steps']:.1f} rows each"
+        cores = len(os.sched_getaffinity(0))
+        why = (
+            f"{served / 1000:,.1f} µs a step. It may be more there, since front end, scheduler and worker share "
+            f"{cores} {'core' if cores == 1 else 'cores'}, a hook that is interrupted counts the interruption, and a "
+            "prompt costs more than decoding"
+        )
+        self._say(facts([("measured over", rows), ("the server", why)]))
+
     # The fault ------------------------------------------------------------------------------------------------------
 
     def _inject(self) -> None:
-        from kvscope.testing.demo.fault import FaultRunFailedError, run_apart
+        from kvscope.testing.demo.apart import EngineFailedError
+        from kvscope.testing.demo.fault import run_apart
         from kvscope.testing.faults import FAULTS
 
         text = (
-            f"A second real engine, and one wrong number in one step. {FAULTS[FAULT].summary} Nothing crashes: "
+            f"Another real engine, and one wrong number in one step. {FAULTS[FAULT].summary} Nothing crashes: "
             "some answer is simply wrong. Under action log, the finding is recorded and the engine goes on."
         )
-        with self._stage("injected fault", "A fault, put in on purpose", text):
+        with self._screen.stage("injected fault", "A fault, put in on purpose", text):
             log = self.folder / "fault.log"
             try:
-                with self._waiting("an engine runs with the fault"):
-                    injected = run_apart(self.runner.value, FAULT, self.faulty, log, deadline_s=_FAULT_DEADLINE_S)
-            except FaultRunFailedError as error:
+                with self._screen.waiting("an engine runs with the fault"):
+                    injected = run_apart(self.runner.value, FAULT, self.faulty, log, deadline_s=_ENGINE_DEADLINE_S)
+            except EngineFailedError as error:
                 raise DemoFailedError(str(error)) from error
         self.document["fault"] = injected
         if injected["what"] is None:
@@ -262,11 +307,12 @@ class Demo:
 
     def _judge_fault(self) -> None:
         from kvscope.testing.demo.fault import not_found
+        from kvscope.testing.demo.outcome import judged
 
         injected = self.document["fault"]
         self._say([("", "")])
-        code = self._kvscope("check", self.faulty)
-        _, verdict = _judged(self.faulty)
+        code = self._screen.kvscope("check", self.faulty)
+        _, verdict = judged(self.faulty)
         problems = [f"the fault {FAULT}: {mistake}" for mistake in injected["mistakes"]]
         problems += not_found(injected, [entry.first for entry in verdict.findings])
         if not verdict.agree:
@@ -278,8 +324,6 @@ class Demo:
         same = f"as {injected['what']['expected']}, at the request, block, slot and step where it was put in"
         meant = "1, which means findings, and is what this trace must give"
         self._say([("", ""), *facts([("exit code", meant), ("found", same)])])
-
-    # How it is shown ------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         called = Path(sys.argv[0])
@@ -299,63 +343,9 @@ class Demo:
         self._say([("", "  vllm serve MODEL --additional-config \\"), ("", f"    {switches}")])
         self._say([("dim", "      your own server, findings logged; then kvscope check kvscope-out")])
 
-    @contextlib.contextmanager
-    def _stage(self, name: str, title: str, text: str) -> Iterator[None]:
-        number = len(self.seconds) + 1
-        self._say([("", ""), ("label", f"[{number}/{STAGES}] {title}"), *_paragraph(text), ("", "")])
-        began = monotonic()
-        yield
-        self.seconds[name] = monotonic() - began
-
-    def _say(self, lines: list[Line]) -> None:
-        if not self._quiet:
-            show(lines)
-            sys.stdout.flush()  # in a pipe, too, the stage that runs is the last one that was announced
-
-    def _kvscope(self, verb: str, path: Path) -> int:
-        """Run another verb on a trace as a person would, and give its exit code."""
-        from kvscope.cli import INTERRUPTED
-        from kvscope.cli.app import run
-
-        arguments = [verb, shown(path)]
-        self._say([("dim", f"$ kvscope {' '.join(arguments)}")])
-        if self._quiet:
-            with contextlib.redirect_stdout(io.StringIO()):
-                code = run([*arguments, "--json"])
-        else:
-            code = run(arguments)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
-        return code
-
-    @contextlib.contextmanager
-    def _waiting(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """A bar on stderr while something takes its time; the value is called for each thing that is done."""
-        if self._quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):
-            yield lambda: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = [SpinnerColumn(), TextColumn("{task.description}")]
-        columns += [BarColumn(), MofNCompleteColumn()] if total is not None else []
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(what, total=total)
-            yield lambda: progress.advance(task)
-
 
 def _vllm_is_here() -> bool:
     return importlib.util.find_spec("vllm") is not None
-
-
-def _judged(path: Path) -> tuple[Replay, Verdict]:
-    from kvscope.analysis.reader import Trace
-    from kvscope.analysis.replay import Replay
-    from kvscope.analysis.verdict import verdict_of
-
-    replay = Replay(Trace.open(path))
-    replay.run()
-    return replay, verdict_of(replay)
 
 
 def _first_record(folder: Path) -> dict[str, Any]:
@@ -381,16 +371,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _paragraph(text: str) -> list[Line]:
-    return [(style, line.strip()) for style, line in wrapped(text)]
-
-
-def _settings(config: dict[str, dict[str, object]]) -> list[Line]:
-    """The configuration, one key a line, as it can be typed."""
-    lines = [
-        f"    {json.dumps(key)}: {json.dumps({k: shown(Path(str(v))) if k == 'dir' else v for k, v in fields.items()})}"
-        for key, fields in config.items()
-    ]
-    return [("dim", line) for line in [*(f"{line}," for line in lines[:-1]), lines[-1]]]

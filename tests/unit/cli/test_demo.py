@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from kvscope.cli import demo, main
+from kvscope.cli.narration import part_of, settings_lines
 from kvscope.facts.topology import Ranks
-from kvscope.testing.demo import fault, traffic
+from kvscope.testing.demo import cost, fault, traffic
+from kvscope.testing.demo.apart import EngineFailedError
 from kvscope.testing.demo.traffic import prompts, send
 from kvscope.testing.server import ServerFailedError
 from kvscope.testing.trace import Stream, TraceBuilder
@@ -23,8 +25,10 @@ WRONG_SLOT = 67
 """In block 4, which the second request of `write_trace` holds; the first one's token belongs into slot 56."""
 
 
-def write_trace(directory: Path, *, damage: bool = False, frontend: bool = True) -> Path:
-    builder = TraceBuilder(directory / "run")
+def write_trace(
+    directory: Path, *, damage: bool = False, frontend: bool = True, in_process: bool = False, own_time: bool = True
+) -> Path:
+    builder = TraceBuilder(directory / "run", in_process=in_process)
     if frontend:
         stream = Stream(builder.directory, "frontend", 0, 50, "run", Ranks())
         stream.write(builder._enabled(stream, {}), "frontend", "config")
@@ -32,7 +36,16 @@ def write_trace(directory: Path, *, damage: bool = False, frontend: bool = True)
         stream.close()
     builder.step({"r1": 40, "r2": 40})
     builder.step({"r1": 1, "r2": 1}, damage_plan=_to_another_block if damage else _sound)
-    return builder.close()
+    run = builder.close()
+    if not own_time:
+        for path in run.glob("*.jsonl"):
+            _without_own_time(path)
+    return run
+
+
+def _without_own_time(path: Path) -> None:
+    *lines, last = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, json.dumps({**json.loads(last), "hook_time_ns": {}})]) + "\n")
 
 
 def _sound(plan: Any) -> None:
@@ -52,11 +65,11 @@ class FakeServer:
         self.code = 0
         self.broken = False
         self.cached_tokens = 32
-        self.write: Callable[[Path], Path] = write_trace
+        self.layout: dict[str, bool] = {}
         self.stopped: list[float] = []
 
     def start(self, *_: Path, additional_config: dict[str, dict[str, Any]], **__: Any) -> FakeServer:
-        self.write(Path(additional_config["kv_output"]["dir"]))
+        write_trace(Path(additional_config["kv_output"]["dir"]), **self.layout)
         return self
 
     def post(self, path: str, body: dict[str, Any], *, timeout: float) -> Any:
@@ -76,6 +89,21 @@ class FakeServer:
     def stop(self, *, timeout: float) -> int:
         self.stopped.append(timeout)
         return self.code
+
+
+class FakeCost:
+    """The trace that the engine with nothing but decoding leaves."""
+
+    def __init__(self) -> None:
+        self.layout: dict[str, bool] = {}
+        self.error: Exception | None = None
+        self.runs = 0
+
+    def run_apart(self, directory: Path, *_: Path, **__: float) -> None:
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        write_trace(directory, frontend=False, in_process=True, **self.layout)
 
 
 class FakeFault:
@@ -105,6 +133,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     return fake
 
 
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> FakeCost:
+    fake = FakeCost()
+    monkeypatch.setattr(cost, "run_apart", fake.run_apart)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 4, 7})
+    return fake
+
+
 @pytest.fixture
 def injected(monkeypatch: pytest.MonkeyPatch) -> FakeFault:
     fake = FakeFault()
@@ -123,7 +159,7 @@ def test_all_stages_are_shown_and_the_exit_code_is_zero(
     assert main(["demo", "--dir", "out"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert [line[:5] for line in out.splitlines() if line.startswith("[")] == [f"[{n}/5]" for n in range(1, 6)]
+    assert [line[:5] for line in out.splitlines() if line.startswith("[")] == [f"[{n}/6]" for n in range(1, 7)]
     assert "answered      48 of 48" in out
     assert "preempted     3 times" in out
     assert "exit code     0" in out
@@ -133,6 +169,44 @@ def test_all_stages_are_shown_and_the_exit_code_is_zero(
     assert "Everything went as it should." in out
     assert "kvscope rules write_foreign_block" in out
     assert server.stopped == [demo._STOP_DEADLINE_S]
+
+
+def test_the_cost_is_what_info_says_of_it_and_why_the_server_may_say_more(
+    server: FakeServer, injected: FakeFault, measured: FakeCost, capsys: Capture
+) -> None:
+    main(["demo", "--dir", "out"])
+    stage = capsys.readouterr().out.partition("[5/6] What it costs\n")[2].partition("\n[6/6]")[0]
+    command, _, shown = stage.partition("$ ")[2].partition("\n")
+    assert command == "kvscope info out/cost | sed -n '/^own time/,/^$/p'"
+    lines = shown.splitlines()
+    assert lines[0] == "own time      60.0 µs a step, scheduler and slowest worker together"
+    assert lines[1].startswith("              all-0-100: scheduler.schedule 20.0, worker.execute 20.0,")
+    assert "processes" not in shown
+    assert "over 2 steps with 2.0 rows each" in shown
+    said = " ".join(shown.split())
+    assert "the server 60.0 µs a step. It may be more there" in said
+    assert "front end, scheduler and worker share 3 cores" in said
+    assert measured.runs == 1
+
+
+def test_what_is_shown_of_info_is_what_its_command_line_gives() -> None:
+    text = "run  1\nown time  2\n  hooks\n\nprocesses\nown time\n"
+    assert part_of(text, "own time") == ["own time  2", "  hooks"]
+    assert part_of(text, "nothing") == []
+
+
+def test_v2_measures_no_cost_and_says_so(
+    server: FakeServer, injected: FakeFault, measured: FakeCost, capsys: Capture
+) -> None:
+    assert main(["demo", "--runner", "v2", "--dir", "out"]) == 0
+    out = capsys.readouterr().out
+    (heading,) = re.findall(r"^\[5/6\] What it costs\n(.*?)\n\n\[6/6\]", out, re.DOTALL | re.MULTILINE)
+    assert heading == demo._NO_COST
+    assert measured.runs == 0
+    assert main(["demo", "--runner", "v2", "--dir", "json", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["cost"] == {"own_ns_per_step": None, "left_out": demo._NO_COST}
+    assert "cost" not in document["seconds"]
 
 
 def test_lines_fit_the_screen_but_for_the_frozen_one(server: FakeServer, injected: FakeFault, capsys: Capture) -> None:
@@ -150,31 +224,31 @@ def test_json_is_one_document_with_all_numbers(server: FakeServer, injected: Fak
     assert document["traffic"]["completed"] == 48
     assert document["traffic"]["cached_tokens"] == 48 * 32
     assert document["healthy"]["verdict"] == "clean"
-    assert document["healthy"]["own_ns_per_step"] > 0
+    hooks = {"scheduler.schedule": 20_000, "worker.execute": 20_000, "runner_v1.slots": 20_000}
+    numbers = {"steps": 2, "rows_audited": 4, "own_ns_per_step": 60_000, "own_ns_by_hook": hooks}
+    for run in ("healthy", "cost"):
+        assert document[run] == {"verdict": "clean", "coverage": document[run]["coverage"], **numbers}
+        assert document[run]["coverage"].startswith("coverage: 4 of 4 rows")
     assert set(document["seconds"]) == {
-        "server start", "traffic", "server stop", "healthy check", "injected fault", "total"
+        "server start", "traffic", "server stop", "healthy check", "cost", "injected fault", "total"
     }  # fmt: skip
 
 
 def failure(server: FakeServer, injected: FakeFault, part: str) -> str:
     """Break one thing; the answer is what must be said about it."""
-
-    def damaged(directory: Path) -> Path:
-        return write_trace(directory, damage=True)
-
-    def without_frontend(directory: Path) -> Path:
-        return write_trace(directory, frontend=False)
-
     match part:
         case "exit code":
             server.code = -9
             return "vllm serve ended with exit code -9 instead of 0"
         case "finding":
-            server.write = damaged
+            server.layout = {"damage": True}
             return "the healthy run holds write_foreign_block"
         case "process":
-            server.write = without_frontend
+            server.layout = {"frontend": False}
             return "only engine, worker wrote a trace"
+        case "own time":
+            server.layout = {"own_time": False}
+            return "kvscope's own time was not recorded in the healthy run\n"
         case "completions":
             server.broken = True
             return "48 of 48 completions failed: ConnectionError: the engine is dead"
@@ -195,15 +269,18 @@ def failure(server: FakeServer, injected: FakeFault, part: str) -> str:
             injected.what = None
             return "found no occasion"
         case "crash":
-            injected.error = fault.FaultRunFailedError("the engine with the fault ended with exit code -11\nlog")
+            injected.error = EngineFailedError("the engine with the fault ended with exit code -11\nlog")
             return "ended with exit code -11\nlog"
     raise AssertionError(part)
 
 
 @pytest.mark.parametrize(
     "part",
-    ["exit code", "finding", "process", "completions", "cache", "missed", "elsewhere", "live", "no occasion", "crash"],
-)
+    [
+        "exit code", "finding", "process", "own time", "completions", "cache", "missed", "elsewhere", "live",
+        "no occasion", "crash",
+    ],
+)  # fmt: skip
 def test_whatever_does_not_go_as_it_should_is_said_and_ends_with_one(
     server: FakeServer, injected: FakeFault, part: str, capsys: Capture
 ) -> None:
@@ -215,6 +292,30 @@ def test_whatever_does_not_go_as_it_should_is_said_and_ends_with_one(
     assert err.endswith("logs and traces are in out\n")
     assert "Everything went as it should." not in out
     assert server.stopped
+
+
+@pytest.mark.parametrize(
+    ("layout", "error", "said"),
+    [
+        ({"own_time": False}, None, "kvscope's own time was not recorded in the run that is measured"),
+        ({"damage": True}, None, "the run that is measured holds write_foreign_block"),
+        ({}, EngineFailedError("the engine that is measured ended with exit code 1"), "ended with exit code 1"),
+    ],
+)
+def test_a_cost_that_is_not_known_is_a_failure(
+    server: FakeServer,
+    measured: FakeCost,
+    layout: dict[str, bool],
+    error: Exception | None,
+    said: str,
+    capsys: Capture,
+) -> None:
+    measured.layout, measured.error = layout, error
+    assert main(["demo", "--dir", "out"]) == 1
+    out, err = capsys.readouterr()
+    assert said in err
+    assert err.startswith("kvscope: demo FAILED: ")
+    assert "It may be more there" not in out
 
 
 def test_a_server_that_does_not_start_is_a_failure(
@@ -265,7 +366,7 @@ def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_settings_are_shown_as_json_that_can_be_typed(tmp_path: Path) -> None:
-    lines = demo._settings({"kv_trace": {"enabled": True}, "kv_output": {"dir": str(tmp_path / "out")}})
+    lines = settings_lines({"kv_trace": {"enabled": True}, "kv_output": {"dir": str(tmp_path / "out")}})
     text = "\n".join(line for _, line in lines)
     assert json.loads(f"{{{text}}}") == {"kv_trace": {"enabled": True}, "kv_output": {"dir": "out"}}
 
@@ -274,7 +375,15 @@ def test_prompts_share_whole_blocks_and_fit_the_model() -> None:
     made = prompts(48)
     assert len(set(made)) == 48
     assert {len(traffic.SYSTEM_PROMPTS)} == {len({prompt[:128] for prompt in made})}
-    assert max(len(prompt.encode()) for prompt in made) + 24 < 512
+    longest = max(int(load["max_tokens"]) for load in demo._LOAD.values())
+    assert max(len(prompt.encode()) for prompt in made) + longest < 512
+
+
+def test_requests_whose_cost_is_measured_share_no_block_and_fit_the_model() -> None:
+    made = [prompt for salt in range(2) for prompt in cost.prompts(salt)]
+    assert len({prompt[0] for prompt in made}) == len(made) == 2 * cost.REQUESTS
+    assert all(0 < token < 256 for prompt in made for token in prompt)
+    assert max(map(len, made)) + cost.TOKENS < 512
 
 
 def test_completions_that_do_not_come_back_in_time_are_a_failure() -> None:

@@ -1,4 +1,5 @@
 """Runs what `kvscope demo` shows, on a machine without an accelerator: settings come in, what happened goes out.
 
-`traffic` sends completions to a real server, `fault` runs an engine with one injected fault in a process of its own.
+`traffic` sends completions to a real server, `cost` runs an engine that decodes, `fault` one with one injected fault;
+`apart` gives these two a process of their own, and `outcome` judges what a run left behind.
 """

@@ -8,15 +8,11 @@ goes to `OUT/<run_id>/`; `OUT/injected.json` says what was really done and what 
 
 import argparse
 import json
-import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvscope.checks.finding import Finding
+from kvscope.testing.demo.apart import run_module
 from kvscope.testing.engine import Runner, apply_environment, running
 from kvscope.testing.faults import FAULTS, SETTINGS, arm, workload
 from kvscope.testing.live import LiveTrace, findings_in, steps_in
@@ -26,31 +22,10 @@ INJECTED = "injected.json"
 _AFTER_STEPS = 6
 
 
-class FaultRunFailedError(RuntimeError):
-    """The process with the fault did not end well. Carries the end of its log."""
-
-
 def run_apart(runner: Runner, name: str, directory: Path, log: Path, *, deadline_s: float) -> dict[str, Any]:
-    """`run` in a process of its own, its output in `log`, its result in `injected.json`. It does not outlive this one.
-
-    Raises FaultRunFailedError if it ends with anything but 0 or has not ended after `deadline_s`.
-    """
-    arguments = [sys.executable, "-m", __name__, "--runner", runner, "--fault", name, "--dir", str(directory)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        code = process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        raise FaultRunFailedError(f"the engine with the fault did not end in {deadline_s:.0f} s") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if code != 0:
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
-        raise FaultRunFailedError(f"the engine with the fault ended with exit code {code}\n{tail}")
+    """`run` in a process of its own; what it wrote into `injected.json`. Raises `apart.EngineFailedError`."""
+    arguments = ["--runner", runner, "--fault", name, "--dir", str(directory)]
+    run_module(__name__, arguments, what="the engine with the fault", log=log, deadline_s=deadline_s)
     report: dict[str, Any] = json.loads((directory / INJECTED).read_text(encoding="utf-8"))
     return report
 
