@@ -78,5 +78,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   install_kvscope
   echo "$wanted" >"$stamp"
 fi
+# vLLM's CPU build has a distribution name of its own, and `vllm serve` asks for the metadata of "vllm".
+"$python" -c 'import pathlib, sysconfig
+from kvscope.testing.environment import vllm_metadata
+vllm_metadata(pathlib.Path(sysconfig.get_path("purelib")))'
 "$python" -m kvscope.testing.models build/models
 say "ready"

@@ -10,6 +10,6 @@ fi
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then sudo=(sudo); fi
 packages=(make g++ ca-certificates)
-command -v python3.11 >/dev/null || packages+=(python3.11 python3.11-venv)
+python3.11 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3.11 python3.11-venv)
 "${sudo[@]}" apt-get update -q
 "${sudo[@]}" apt-get install -q -y --no-install-recommends "${packages[@]}"

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import UNSET
 
+from .. import __version__
 from ..checks.catalog import RULES
 from ..checks.finding import Finding
 from ..checks.rule import CHECKS, PART_OF_CHECK, Part
@@ -113,6 +114,9 @@ class Run:
             self.is_open = True
             sizes = {group.group_id: group.block_size for group in self.topology.groups} if self.topology else None
             self.stream.open(self.enabled, block_sizes=sizes)
+            if "engine" in self.roles:
+                parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))
+                logger.info("kvscope %s: on (%s), records in %s", __version__, parts or "nothing", self.stream.folder)
 
     def enabled(self) -> EnabledRecord:
         """The first record of every file."""

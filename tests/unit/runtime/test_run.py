@@ -290,3 +290,18 @@ def test_a_front_end_records_admissions_and_ends(tmp_path: Path) -> None:
         "kv.enabled", "kv.boundary", "kv.boundary", "kv.error", "kv.coverage",
     ]  # fmt: skip
     assert [said["component"] for said in of_event(run, "kv.boundary", "frontend_admit")] == ["frontend"] * 2
+
+
+def test_the_log_says_once_that_kvscope_is_on_and_where_its_records_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says it in the engine's process alone, so that it stands there once."""
+    with caplog.at_level("INFO", logger="vllm.kvscope"):
+        make_run(tmp_path, "worker").open()
+        assert caplog.messages == []
+        run = make_run(tmp_path, "engine", trace="raise")
+        run.open()
+        run.open()
+    (said,) = caplog.messages
+    assert "on (kv_guard_config log, kv_trace raise)" in said
+    assert str(tmp_path / run.run_id) in said
