@@ -1,7 +1,8 @@
 """`additional_config` and two environment variables -> one frozen Config. Nothing else here reads the environment.
 
-The dataclasses below are the table of settings: each field states its default, what it accepts and what it means, once.
-Validation, the text of every error and the documentation (`describe`) are read from there.
+The dataclasses below are the table of settings: each field states its default, what it accepts and what it means, once
+(`settings` has the words for it). Validation, the text of every error and the documentation (`describe`) are read from
+there.
 
 Variables: `KVSCOPE_DISABLE=1` switches everything off and skips validation; `KVSCOPE_DIR` overrides `kv_output.dir`.
 None of them can switch anything on.
@@ -15,21 +16,37 @@ therefore another key, and compiles again. That is why `KVSCOPE_DIR` exists: a f
 variable on to Ray workers only if `VLLM_RAY_EXTRA_ENV_VARS_TO_COPY` names it.)
 """
 
-# ruff: noqa: RUF009 - `_setting` makes a dataclass field, which is what a call in a field's place is for
+# ruff: noqa: RUF009 - `setting` makes a dataclass field, which is what a call in a field's place is for
 
 from __future__ import annotations
 
 import difflib
 import json
-import keyword
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from kvscope.errors import ConfigurationError, quoted
+from kvscope.settings import (
+    BOOLEAN,
+    DURATION,
+    HOST,
+    MODULE,
+    PATH,
+    PREFIX,
+    TAG,
+    URL_PATH,
+    Kind,
+    choice,
+    integer,
+    list_of,
+    listed,
+    or_null,
+    setting,
+)
 
 CONFIG_KEYS = ("kv_trace", "kv_guard_config", "kv_monitor", "kv_transfer", "kv_output")
 DISABLE_VARIABLE = "KVSCOPE_DISABLE"
@@ -50,105 +67,17 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 T = TypeVar("T")
 
 
-# What a setting accepts -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A set of values: `allowed` completes the sentence "<value> is not …"."""
-
-    type_name: str
-    allowed: str
-    accepts: Callable[[object], bool]
-    convert: Callable[[Any], object] = lambda value: value
-    items: _Kind | None = None
-
-    def checked(self, value: object, path: str) -> object:
-        """The value as Config holds it.
-
-        Raises:
-            ConfigurationError: naming `path`, or the list item in it, and what is allowed.
-        """
-        if not self.accepts(value):
-            raise ConfigurationError(path, f"{quoted(value)} is not {self.allowed}")
-        if self.items is not None:
-            items = cast("list[object]", value)
-            return tuple(self.items.checked(item, f"{path}[{index}]") for index, item in enumerate(items))
-        return self.convert(value)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _choice(literal: object) -> _Kind:
-    choices: tuple[str, ...] = get_args(literal)
-    return _Kind("string", f"one of {_listed(choices)}", lambda value: isinstance(value, str) and value in choices)
-
-
-def _range(type_name: str, noun: str, types: tuple[type, ...], low: float, high: float) -> _Kind:
-    def accepts(value: object) -> bool:
-        # bool is an int in Python, and `"port": true` is a mistake. NaN compares false, so it is in no range.
-        return isinstance(value, types) and not isinstance(value, bool) and low <= cast("float", value) <= high
-
-    return _Kind(type_name, f"{noun} from {low} to {high}", accepts, types[-1])
-
-
-def _integer(low: int, high: int) -> _Kind:
-    return _range("integer", "an integer", (int,), low, high)
-
-
-def _text(pattern: str, allowed: str) -> _Kind:
-    matches = re.compile(pattern, re.ASCII).fullmatch
-    return _Kind("string", allowed, lambda value: isinstance(value, str) and matches(value) is not None)
-
-
-def _is_module_name(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > 255:
-        return False
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in value.split("."))
-
-
-def _list_of(item: _Kind, noun: str, most: int) -> _Kind:
-    allowed = f"a list of at most {most} {noun}"
-    return _Kind("list", allowed, lambda value: isinstance(value, list) and len(value) <= most, items=item)
-
-
-def _or_null(kind: _Kind) -> _Kind:
-    allowed = f"{kind.allowed} or null"
-    return _Kind(f"{kind.type_name} or null", allowed, lambda value: value is None or kind.accepts(value))
-
-
-_BOOLEAN = _Kind("boolean", "true or false", lambda value: isinstance(value, bool))
-# Surrogates stand for bytes that are no UTF-8: such a path could not be written into a record.
-_PATH = _text(
-    r"(?=.*\S)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,4096}",
-    "a path of 1 to 4096 characters, no control characters among them",
-)
-_MODULE = _Kind("string", "a dotted module name such as 'package.module'", _is_module_name)
-_DURATION = _range("number", "a number of seconds", (int, float), 0.001, 86_400)
-_HOST = _text(r"[!-~]{1,255}", "a host name or address of 1 to 255 visible ASCII characters")
-_URL_PATH = _text(r"/[\w.~!$&'()*+,;=:@%/-]{0,254}", "a path that starts with '/', of at most 255 URL characters")
-_PREFIX = _text(r"[A-Za-z_:][A-Za-z0-9_:]{0,63}", "1 to 64 letters, digits, '_' and ':', the first of them no digit")
-_TAG = _text(r"[!-~]{1,64}", "1 to 64 visible ASCII characters, no spaces")
-
-
-def _setting(default: T, kind: _Kind, meaning: str) -> T:
-    """A row of the table of settings. (It claims to return the value so that a field keeps its type.)"""
-    return field(default=default, metadata={"kind": kind, "meaning": meaning})
-
-
 # The settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CheckingPart:
-    enabled: bool = _setting(False, _BOOLEAN, "switches the part on")
-    action: Action = _setting(
-        "log", _choice(Action), "a finding is recorded, or stops the engine, or ends only the requests that it names"
+    enabled: bool = setting(False, BOOLEAN, "switches the part on")
+    action: Action = setting(
+        "log", choice(Action), "a finding is recorded, or stops the engine, or ends only the requests that it names"
     )
-    unsupported: Unsupported = _setting(
-        "skip", _choice(Unsupported), "a check that cannot judge a group is skipped and counted, or start-up fails"
+    unsupported: Unsupported = setting(
+        "skip", choice(Unsupported), "a check that cannot judge a group is skipped and counted, or start-up fails"
     )
 
 
@@ -166,52 +95,52 @@ class GuardConfig(_CheckingPart):
 class MonitorConfig:
     """`kv_monitor`: metrics and their exporter."""
 
-    enabled: bool = _setting(False, _BOOLEAN, "switches the part on")
-    host: str = _setting("127.0.0.1", _HOST, "address that the exporter listens on")
-    port: int = _setting(9460, _integer(1, 65535), "port of the exporter; the data-parallel rank is added")
-    metrics_path: str = _setting("/metrics", _URL_PATH, "path that the exporter answers on")
-    scrape_interval: float = _setting(1.0, _DURATION, "the metrics are rendered at most once in this time")
-    prefix: str = _setting("vllm_ascend_", _PREFIX, "start of every metric's name")
-    window: float = _setting(60.0, _DURATION, "time over which the hit ratio is taken")
-    log: bool = _setting(False, _BOOLEAN, "writes one JSON line of aggregates per scrape_interval")
+    enabled: bool = setting(False, BOOLEAN, "switches the part on")
+    host: str = setting("127.0.0.1", HOST, "address that the exporter listens on")
+    port: int = setting(9460, integer(1, 65535), "port of the exporter; the data-parallel rank is added")
+    metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on")
+    scrape_interval: float = setting(1.0, DURATION, "the metrics are rendered at most once in this time")
+    prefix: str = setting("vllm_ascend_", PREFIX, "start of every metric's name")
+    window: float = setting(60.0, DURATION, "time over which the hit ratio is taken")
+    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates per scrape_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
     """`kv_transfer`: offload, P/D transfers and recoveries. (vLLM's own kv-transfer-config sets up the connector.)"""
 
-    enabled: bool = _setting(False, _BOOLEAN, "switches the part on")
-    descriptor_dir: str | None = _setting(
-        None, _or_null(_PATH), "folder for copy descriptors; none are written without it (needs evidence_label)"
+    enabled: bool = setting(False, BOOLEAN, "switches the part on")
+    descriptor_dir: str | None = setting(
+        None, or_null(PATH), "folder for copy descriptors; none are written without it (needs evidence_label)"
     )
-    evidence_label: EvidenceLabel | None = _setting(
-        None, _or_null(_choice(EvidenceLabel)), "what the descriptors are evidence of (needs descriptor_dir)"
+    evidence_label: EvidenceLabel | None = setting(
+        None, or_null(choice(EvidenceLabel)), "what the descriptors are evidence of (needs descriptor_dir)"
     )
-    max_pending: int = _setting(4096, _integer(1, 1 << 20), "transfers under way that are kept")
-    max_admissions: int = _setting(4096, _integer(1, 1 << 20), "admissions that are kept")
-    max_regions: int = _setting(4096, _integer(1, 1 << 20), "memory regions that are kept")
+    max_pending: int = setting(4096, integer(1, 1 << 20), "transfers under way that are kept")
+    max_admissions: int = setting(4096, integer(1, 1 << 20), "admissions that are kept")
+    max_regions: int = setting(4096, integer(1, 1 << 20), "memory regions that are kept")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """`kv_output`: where records go, and how much is kept."""
 
-    dir: str = _setting("kvscope-out", _PATH, "output folder; a relative one starts where the front end was started")
-    records: Records = _setting(
-        "compact", _choice(Records), "every field, or what suffices to replay every check, or only findings"
+    dir: str = setting("kvscope-out", PATH, "output folder; a relative one starts where the front end was started")
+    records: Records = setting(
+        "compact", choice(Records), "every field, or what suffices to replay every check, or only findings"
     )
-    log: LogLevel = _setting("findings", _choice(LogLevel), "which records also go to vLLM's log, one line each")
-    log_tag: str = _setting("KV_GUARD", _TAG, "word at the start of those lines")
-    queue_records: int = _setting(65536, _integer(1, 1 << 24), "records that may wait for the writer")
-    queue_bytes: int = _setting(64 * _MIB, _integer(_KIB, 64 * _GIB), "bytes that may wait for the writer")
-    ring_bytes: int = _setting(64 * _MIB, _integer(_KIB, 64 * _GIB), "bytes of the flight recorder")
-    extensions: tuple[str, ...] = _setting(
-        (), _list_of(_MODULE, "module names", 64), "modules to import in every process; not done by this version"
+    log: LogLevel = setting("findings", choice(LogLevel), "which records also go to vLLM's log, one line each")
+    log_tag: str = setting("KV_GUARD", TAG, "word at the start of those lines")
+    queue_records: int = setting(65536, integer(1, 1 << 24), "records that may wait for the writer")
+    queue_bytes: int = setting(64 * _MIB, integer(_KIB, 64 * _GIB), "bytes that may wait for the writer")
+    ring_bytes: int = setting(64 * _MIB, integer(_KIB, 64 * _GIB), "bytes of the flight recorder")
+    extensions: tuple[str, ...] = setting(
+        (), list_of(MODULE, "module names", 64), "modules to import in every process; not done by this version"
     )
-    rotate_bytes: int = _setting(256 * _MIB, _integer(_KIB, 1024 * _GIB), "size at which a file is closed")
-    retain_files: int = _setting(8, _integer(1, 100_000), "files that a process keeps; older ones are deleted")
-    ring_steps: int = _setting(64, _integer(1, 65536), "steps that the flight recorder keeps")
-    request_ids: RequestIds = _setting("plain", _choice(RequestIds), "how request ids stand in records")
+    rotate_bytes: int = setting(256 * _MIB, integer(_KIB, 1024 * _GIB), "size at which a file is closed")
+    retain_files: int = setting(8, integer(1, 100_000), "files that a process keeps; older ones are deleted")
+    ring_steps: int = setting(64, integer(1, 65536), "steps that the flight recorder keeps")
+    request_ids: RequestIds = setting("plain", choice(RequestIds), "how request ids stand in records")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,17 +225,17 @@ def parse(additional_config: object, environ: Mapping[str, str] | None = None) -
 
 
 def _settings(section: type[Any]) -> dict[str, Field[Any]]:
-    return {setting.name: setting for setting in fields(section)}
+    return {row.name: row for row in fields(section)}
 
 
-def _kind(setting: Field[Any]) -> _Kind:
-    return cast("_Kind", setting.metadata["kind"])
+def _kind(row: Field[Any]) -> Kind:
+    return cast("Kind", row.metadata["kind"])
 
 
 def _section(section: type[T], given: object, path: str) -> T:
     settings = _settings(section)
     if not isinstance(given, dict):
-        raise ConfigurationError(path, f"{quoted(given)} is not an object with the fields {_listed(settings)}")
+        raise ConfigurationError(path, f"{quoted(given)} is not an object with the fields {listed(settings)}")
     for name in given:
         if name not in settings:
             raise _unknown_field(name, settings, path)
@@ -314,12 +243,18 @@ def _section(section: type[T], given: object, path: str) -> T:
 
 
 def _unknown_field(name: object, settings: Mapping[str, object], path: str) -> ConfigurationError:
-    allowed = f"the allowed ones are {_listed(settings)}"
-    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > 64:
-        return ConfigurationError(f"{path}[{quoted(name)}]", f"unknown field; {allowed}")
-    close = difflib.get_close_matches(name.lower(), settings, n=1)
+    allowed = f"the allowed ones are {listed(settings)}"
+    close = difflib.get_close_matches(name.lower(), settings, n=1) if isinstance(name, str) and _is_plain(name) else []
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return ConfigurationError(f"{path}.{name}", f"unknown field; {hint}{allowed}")
+    return ConfigurationError(_path_to(name, path), f"unknown field; {hint}{allowed}")
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.replace("-", "_").isidentifier() and len(name) <= 64
+
+
+def _path_to(name: object, path: str) -> str:
+    return f"{path}.{name}" if isinstance(name, str) and _is_plain(name) else f"{path}[{quoted(name)}]"
 
 
 def _require_both_or_neither(transfer: TransferConfig) -> None:
@@ -333,8 +268,48 @@ def _require_both_or_neither(transfer: TransferConfig) -> None:
 def _with_environment_dir(config: Config, environ: Mapping[str, str]) -> Config:
     if not (given := environ.get(DIR_VARIABLE)):
         return config
-    folder = cast("str", _PATH.checked(given, DIR_VARIABLE))
+    folder = cast("str", PATH.checked(given, DIR_VARIABLE))
     return replace(config, output=replace(config.output, dir=folder), dir_from_environment=True)
+
+
+# Keys that look like ours ---------------------------------------------------------------------------------------------
+
+_NOT_OURS = frozenset({"kvtransferconfig"})
+"""Looks like a key of ours and is vLLM's own name for something else. As `_squeezed` has it."""
+
+_LONGEST_KEY = 64
+_CLOSE = 0.85
+"""Likeness from which a key counts as misspelled: one or two letters of `kv_trace` are wrong."""
+
+
+def misspelled_keys(additional_config: object) -> dict[str, str]:
+    """Top-level keys that look like one of ours and are not: the full path of each, and the key that it looks like.
+
+    Such a key may be somebody else's all the same, so it is nothing to stop for. `trace` or `guard_config`, ours
+    without its first word, is a likely name for something else and does not count.
+    """
+    given = additional_config if isinstance(additional_config, dict) else {}
+    meant = {key: _looks_like(key) for key in given if isinstance(key, str) and key not in CONFIG_KEYS}
+    return {_path_to(key, "additional_config"): ours for key, ours in meant.items() if ours is not None}
+
+
+def _looks_like(key: str) -> str | None:
+    squeezed = _squeezed(key)
+    if len(key) > _LONGEST_KEY or squeezed in _NOT_OURS:
+        return None
+    likeness, ours = max((_likeness(squeezed, _squeezed(ours)), ours) for ours in CONFIG_KEYS)
+    return ours if likeness >= _CLOSE and squeezed not in _squeezed(ours).removeprefix("kv") else None
+
+
+def _squeezed(key: str) -> str:
+    """The key without what people write differently: case, dashes, dots."""
+    return re.sub(r"[^a-z0-9]", "", key.lower())
+
+
+def _likeness(one: str, other: str) -> float:
+    """With `config` at the end or without: one key of ours has it, and the others do not."""
+    pairs = ((one, other), (one.removesuffix("config"), other.removesuffix("config")))
+    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
 
 # Passing on and describing --------------------------------------------------------------------------------------------
@@ -376,13 +351,13 @@ def describe() -> list[Setting]:
     return [
         Setting(
             path=f"additional_config.{key}.{name}",
-            type=_kind(setting).type_name,
-            default=json.dumps(setting.default),
-            allowed=_kind(setting).allowed,
-            meaning=setting.metadata["meaning"],
+            type=_kind(row).type_name,
+            default=json.dumps(row.default),
+            allowed=_kind(row).allowed,
+            meaning=row.metadata["meaning"],
         )
         for key, (_, section) in _SECTIONS.items()
-        for name, setting in _settings(section).items()
+        for name, row in _settings(section).items()
     ]
 
 
@@ -396,4 +371,4 @@ def _absolute(folder: str, base: Path, path: str) -> str:
         expanded = Path(folder).expanduser()
     except RuntimeError:  # there is no home folder, and "~" is a name like any other
         expanded = Path(folder)
-    return cast("str", _PATH.checked(str((base / expanded).absolute()), f"additional_config.{path}"))
+    return cast("str", PATH.checked(str((base / expanded).absolute()), f"additional_config.{path}"))

@@ -53,6 +53,7 @@ class PluginHub:
         self.table = seam_table(self)
         self._runs: dict[tuple[int, str], Run] = {}
         self._frontend_run: Run | None = None
+        self._said: set[str] = set()
 
     def arm(self) -> None:
         """Wrap the bootstrap seams whose modules are loaded."""
@@ -61,6 +62,8 @@ class PluginHub:
     def configure_frontend(self, vllm_config: Any) -> None:
         """The front end has a VllmConfig. Raises ConfigurationError, which is meant to reach the user."""
         config = configuration.parse(vllm_config.additional_config)
+        if not config.disabled_by_environment:
+            self._say_misspelled(vllm_config.additional_config)
         self._frontend_run = None
         if not config.any_enabled:
             self._disarm_unless_running()
@@ -144,6 +147,15 @@ class PluginHub:
         observer = getattr(getattr(core, "scheduler", None), OBSERVER, None)
         if observer is not None:
             observer.on_shutdown()
+
+    def _say_misspelled(self, additional_config: Any) -> None:
+        """A misspelled key switches nothing on and is no error, since it could be another plugin's: so it is said."""
+        with contextlib.suppress(Exception):  # a log handler is foreign code, and a hint is no reason to stop a start
+            for path, ours in configuration.misspelled_keys(additional_config).items():
+                if path not in self._said:
+                    self._said.add(path)
+                    text = "kvscope: %s is not a key of kvscope and is left alone; did you mean %s?"
+                    logger.warning(text, path, ours)
 
     def _enabled(self, vllm_config: Any) -> Config | None:
         config = configuration.parse(vllm_config.additional_config)

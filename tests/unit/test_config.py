@@ -23,6 +23,7 @@ from kvscope.config import (
     TraceConfig,
     TransferConfig,
     describe,
+    misspelled_keys,
     parse,
     travel_dict,
     travel_environment,
@@ -153,6 +154,55 @@ def test_what_was_given_is_not_changed() -> None:
     given_config = copy.deepcopy(EXAMPLE)
     read(given_config, KVSCOPE_DIR="/elsewhere")
     assert given_config == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("kv_gaurd_config", "kv_guard_config"),
+        ("kv_guard", "kv_guard_config"),
+        ("kv_guard_conf", "kv_guard_config"),
+        ("kvGuardConfig", "kv_guard_config"),
+        ("KV_TRACE", "kv_trace"),
+        ("kv-trace", "kv_trace"),
+        ("kv_trace_config", "kv_trace"),
+        ("kv_tarce", "kv_trace"),
+        ("k_trace", "kv_trace"),
+        ("kv_monitors", "kv_monitor"),
+        ("kv-monitor", "kv_monitor"),
+        ("kv_tranfser", "kv_transfer"),
+        ("kv_ouput", "kv_output"),
+    ],
+)
+def test_a_misspelled_key_is_recognised(key: str, ours: str) -> None:
+    assert misspelled_keys({**ON, key: {"enabled": True}, "others": 1}) == {f"additional_config.{key}": ours}
+    assert read({key: {"enabled": True}}) == Config()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *CONFIG_KEYS,
+        *("kv_transfer_config", "kv-transfer-config", "kv_transfer_params", "kv_events_config", "kv_cache_dtype"),
+        *("kv_connector", "kv_role", "kv_offloading_size", "kv_cache", "kv_load_config", "gdn_prefill_backend"),
+        *("ascend_scheduler_config", "ascend_compilation_config", "torchair_graph_config", "weight_prefetch_config"),
+        *("xlite_graph_config", "profiling_chunk_config", "eplb_config", "dump_config_path", "enable_kv_nz", "refresh"),
+        *("trace", "monitor", "transfer", "output", "guard", "guard_config", "config", "kv", "", "x" * 10**6),
+        *(1, None, ("kv_trace",), b"kv_trace"),
+    ],
+    ids=brief,
+)
+def test_keys_that_are_right_or_plausibly_of_others_are_not_taken_for_misspelled(key: object) -> None:
+    assert misspelled_keys({key: {"enabled": True}}) == {}
+
+
+def test_a_misspelled_key_with_strange_characters_is_quoted() -> None:
+    assert misspelled_keys({"kv\ntrace\x1b": {}}) == {r"additional_config['kv\ntrace\x1b']": "kv_trace"}
+
+
+@pytest.mark.parametrize("foreign", [None, object(), "kv_tracer", 7, [{"kv_tracer": {}}]], ids=brief)
+def test_an_object_of_the_host_has_no_misspelled_keys(foreign: object) -> None:
+    assert misspelled_keys(foreign) == {}
 
 
 # Good values ----------------------------------------------------------------------------------------------------------
@@ -338,6 +388,7 @@ def test_every_extension_must_be_a_module_name(item: object) -> None:
         ("kv_monitor", "scrape_intervall", "scrape_interval"),
         ("kv_transfer", "evidence_labels", "evidence_label"),
         ("kv_output", "ring_step", "ring_steps"),
+        ("kv_output", "ring-steps", "ring_steps"),
         ("kv_output", "disabled_by_environment", None),
         ("kv_output", "zzz", None),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -263,6 +264,62 @@ def test_a_folder_from_the_environment_travels_in_the_environment(
     monkeypatch.chdir("/")
     hub.configure_engine(config)
     assert hub.run(os.getpid(), "one").config.output.dir == str(tmp_path / "elsewhere")
+
+
+# Misspelled keys ------------------------------------------------------------------------------------------------------
+
+
+def misspelled(*, on: bool = False) -> Any:
+    config = vllm_config(on=on)
+    config.additional_config["kv_gaurd_config"] = {"enabled": True}
+    return config
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(plugin.logger, "warning", lambda text, *values: told.append(text % values))
+    return told
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_misspelled_key_is_said_once_in_the_front_end(hub: PluginHub, warnings: list[str], on: bool) -> None:
+    for _ in range(2):
+        hub.configure_frontend(misspelled(on=on))
+        hub.configure_engine(misspelled(on=on))
+        hub.configure_worker(misspelled(on=on))
+    assert warnings == [
+        "kvscope: additional_config.kv_gaurd_config is not a key of kvscope and is left alone; "
+        "did you mean kv_guard_config?"
+    ]
+
+
+def test_a_misspelled_key_goes_to_the_log_of_vllm(hub: PluginHub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.configure_frontend(misspelled())
+    ((logger, level, text),) = caplog.record_tuples
+    assert (logger, logging.getLevelName(level)) == ("vllm.kvscope", "WARNING")
+    assert text.endswith("did you mean kv_guard_config?")
+
+
+def test_a_key_that_is_not_ours_is_left_alone_without_a_word(hub: PluginHub, warnings: list[str]) -> None:
+    config = vllm_config(on=False)
+    config.additional_config |= {"ascend_scheduler_config": {"enabled": True}, "kv_transfer_config": {}}
+    hub.configure_frontend(config)
+    assert warnings == []
+
+
+def test_disabled_by_the_environment_nothing_is_said(
+    hub: PluginHub, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    hub.configure_frontend(misspelled())
+    assert warnings == []
+
+
+def test_a_log_that_fails_does_not_stop_the_start(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.logger, "warning", lambda *_: 1 // 0)
+    hub.configure_frontend(misspelled(on=True))
+    assert installed(hub) == {"bootstrap", "frontend"}
 
 
 # Observers ------------------------------------------------------------------------------------------------------------
