@@ -12,7 +12,7 @@ import typer
 
 from kvscope import __version__
 from kvscope.cli import INTERRUPTED
-from kvscope.cli.screen import ReaderGoneError
+from kvscope.cli.screen import ReaderGoneError, typed
 from kvscope.errors import KvscopeError
 from kvscope.reports.printable import clean
 
@@ -96,8 +96,9 @@ def _usage_text(error: Any) -> str | None:
     if not hasattr(error, "format_message"):
         return None
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "kvscope"
-    return f"{error.format_message().rstrip('.')}; see {command} --help"
+    verb = context.command_path.removeprefix("kvscope") if context is not None else ""
+    said = error.format_message().replace("Value error, ", "")  # the parser of values names its kind of error
+    return f"{said.rstrip('.')}; see {typed()}{verb} --help"
 
 
 def _defect_text(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, WIDTH, Line, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, WIDTH, Line, next_command, show, show_json, typed, wrapped
 
 if TYPE_CHECKING:
     from kvscope.analysis.replay import Replay
@@ -76,7 +76,7 @@ def _report(path: Path, verdict: Verdict) -> list[Line]:
 
     lines: list[Line] = []
     for entry in verdict.findings:
-        lines += [*draw(prepare(entry)), ("", "")]
+        lines += [*draw(prepare(entry, typed())), ("", "")]
     if lines:
         lines += [("dim", "-" * WIDTH)]
     lines += [(_STYLE_OF[verdict.word], _headline(verdict)), ("", verdict.coverage_line)]
@@ -91,8 +91,8 @@ def _report(path: Path, verdict: Verdict) -> list[Line]:
         lines += wrapped(f"note: {note}", style="dim")
     if verdict.findings:
         known = [entry.first.reason for entry in verdict.findings if entry.first.reason in RULES]
-        return [*lines, *next_command("kvscope", "rules", *known[:1])]
-    return [*lines, *next_command("kvscope", "info", path)]
+        return [*lines, *next_command("rules", *known[:1])]
+    return [*lines, *next_command("info", path)]
 
 
 _STYLE_OF = {"clean": "good", "findings": "title", "inconclusive": "warn"}

@@ -7,10 +7,8 @@ Everything that is shown is also held against what must come out, so that the de
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from kvscope.cli.narration import Narration, settings_lines, shown
-from kvscope.cli.screen import JSON_OPTION, facts, show_json
-from kvscope.cli.selftest import RUNNER_OPTION, RunnerName
+from kvscope.cli.narration import Narration, settings_lines
+from kvscope.cli.screen import JSON_OPTION, facts, show_json, shown, typed, wrapped
+from kvscope.cli.selftest import RUNNER_OPTION, RunnerName, vllm_is_here
 from kvscope.errors import KvscopeError
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ _LOAD = {
 _BLOCKS = {RunnerName.v1: 56, RunnerName.v2: 28}
 _SERVER_DEADLINE_S, _TRAFFIC_DEADLINE_S, _STOP_DEADLINE_S, _ENGINE_DEADLINE_S = 180, 120, 60, 180
 # Time for the engine's process to end its trace: vLLM's default kills it as soon as the server is told to stop.
-_SHUTDOWN_TIMEOUT_S = 20
+_SHUTDOWN_TIMEOUT_S, _ADVISED_TIMEOUT_S = 20, 10
 _NO_COST = "Left out: V2's kernels run in an interpreter here, so its times say nothing."
 
 
@@ -63,7 +61,7 @@ def command(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show kvscope on a real server, and on an injected fault: exit 0 if all went as it should, else 1."""
-    if not _vllm_is_here():
+    if not vllm_is_here():
         raise DemoUnavailableError("demo: needs vLLM, which is not installed here")
     demo = Demo(runner, fresh_folder(directory), quiet=as_json)
     problems: list[str] = []
@@ -145,8 +143,7 @@ class Demo:
         server = None
         try:
             with self._screen.stage("server start", title, text):
-                typed = "$ vllm serve MODEL --additional-config '{"
-                self._say([("dim", typed), *settings_lines(config), ("dim", "  }'")])
+                self._say_command(config)
                 with self._screen.waiting("vLLM starts"):
                     server = start_server(
                         self.folder / "server.log",
@@ -164,6 +161,15 @@ class Demo:
             if isinstance(error, ServerFailedError):
                 raise DemoFailedError(str(error)) from error
             raise
+
+    def _say_command(self, config: dict[str, dict[str, object]]) -> None:
+        """What is typed to switch kvscope on; vLLM itself logs the rest."""
+        typing = f"$ {typed('vllm')} serve MODEL --shutdown-timeout {_SHUTDOWN_TIMEOUT_S} --additional-config '{{"
+        left_out = (
+            "The flags that fit the server to a tiny model are left out; all of them are in "
+            f'{shown(self.folder / "server.log")}, at "non-default args".'
+        )
+        self._say([("dim", typing), *settings_lines(config), ("dim", "  }'"), *wrapped(left_out, style="dim", hang=0)])
 
     def _server_arguments(self) -> tuple[str, ...]:
         blocks, timeout = str(_BLOCKS[self.runner]), str(_SHUTDOWN_TIMEOUT_S)
@@ -326,26 +332,27 @@ class Demo:
         self._say([("", ""), *facts([("exit code", meant), ("found", same)])])
 
     def _end(self) -> None:
-        called = Path(sys.argv[0])
-        name = shown(called.absolute()) if called.name == "kvscope" and not shutil.which("kvscope") else "kvscope"
         spent = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         self._say([("", ""), ("good", "Everything went as it should.")])
         self._say([*facts([("time", spent), ("kept in", shown(self.folder))]), ("", ""), ("label", "Next")])
         reason = self.document["fault"]["what"]["expected"]
         steps = [
-            (f"{name} rules {reason}", "what this finding proves, and what it does not"),
-            (f"{name} selftest", "every fault that there is, each held against its finding"),
-            (f"{name} doctor", "whether the vLLM that is installed here can be watched"),
+            (f"rules {reason}", "what this finding proves, and what it does not"),
+            ("selftest", "every fault that there is, each held against its finding"),
+            ("doctor", "whether the vLLM that is installed here can be watched"),
         ]
-        for typed, why in steps:
-            self._say([("", f"  {typed}"), ("dim", f"      {why}")])
-        switches = '\'{"kv_trace": {"enabled": true}, "kv_guard_config": {"enabled": true}}\''
-        self._say([("", "  vllm serve MODEL --additional-config \\"), ("", f"    {switches}")])
-        self._say([("dim", "      your own server, findings logged; then kvscope check kvscope-out")])
+        for step, why in steps:
+            self._say([("", f"  {typed()} {step}"), ("dim", f"      {why}")])
+        self._say_own_server()
 
-
-def _vllm_is_here() -> bool:
-    return importlib.util.find_spec("vllm") is not None
+    def _say_own_server(self) -> None:
+        self._say([
+            ("", f"  {typed('vllm')} serve MODEL --shutdown-timeout {_ADVISED_TIMEOUT_S} --additional-config \\"),
+            ("", '    \'{"kv_trace": {"enabled": true}, "kv_guard_config": {"enabled": true}}\''),
+            ("dim", "      your own server, findings logged; in the timeout it ends its trace"),
+            ("", f"  {typed()} check kvscope-out"),
+            ("dim", "      what was found there"),
+        ])  # fmt: skip
 
 
 def _first_record(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -49,7 +49,9 @@ class Seam(msgspec.Struct, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
-    """``problems`` stand in the way of recording, ``remarks`` do not. ``seams`` is None where they were not probed."""
+    """``problems`` stand in the way of recording, ``remarks`` do not. ``checks`` has the reasons that each part can
+    find here, none where nothing is watched at all. ``seams`` is None where they were not probed.
+    """
 
     versions: dict[str, str | None]
     runner: str
@@ -74,24 +76,40 @@ def command(as_json: bool = JSON_OPTION) -> None:
 def diagnose(environ: Mapping[str, str]) -> Diagnosis:
     """Look at this machine and environment; nothing is changed."""
     versions = _versions()
+    off = list(_why_nothing_is_watched(versions, environ))
     found = Diagnosis(
         versions=versions,
         runner=_runner(environ),
         environment={name: environ[name] for name in sorted(environ) if name.startswith(("KVSCOPE_", "VLLM_PLUGINS"))},
         output_dir=str(Path(environ.get(DIR_VARIABLE) or OutputConfig().dir).expanduser().absolute()),
-        checks=_checks(),
+        checks={} if off else _checks(),
         seams=None,
-        problems=[],
+        problems=off,
         remarks=[],
     )
-    _look_at_environment(found, environ)
+    _look_at_environment(found)
     if not _writable(Path(found.output_dir)):
         found.problems.append(f"cannot write into {found.output_dir}: no trace would be recorded")
     if any(versions[name] for name in VLLM_DISTRIBUTIONS):
         _look_at_host(found)
-    else:
-        found.remarks.append("vLLM is not installed here: traces can be read and checked, none can be recorded")
     return found
+
+
+def _why_nothing_is_watched(versions: Mapping[str, str | None], environ: Mapping[str, str]) -> Iterator[str]:
+    """What keeps kvscope out of vLLM as a whole."""
+    if not any(versions[name] for name in VLLM_DISTRIBUTIONS):
+        yield "vLLM is not installed here: nothing can be watched; traces can be read and checked"
+    if environ.get(DISABLE_VARIABLE, "").strip() == "1":
+        yield f"{DISABLE_VARIABLE}=1 switches everything off"
+    chosen = environ.get("VLLM_PLUGINS")
+    if chosen is not None and "kvscope" not in [name.strip() for name in chosen.split(",")]:
+        yield f"VLLM_PLUGINS={chosen!r} leaves kvscope out: vLLM will not load it"
+    if "kvscope" not in _plugins():
+        yield f"kvscope is not registered in {ENTRY_POINT_GROUP}: install the package, not only its path"
+
+
+def _plugins() -> set[str]:
+    return {entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def _versions() -> dict[str, str | None]:
@@ -124,22 +142,11 @@ def _checks() -> dict[str, list[str]]:
     return parts
 
 
-def _look_at_environment(found: Diagnosis, environ: Mapping[str, str]) -> None:
-    if environ.get(DISABLE_VARIABLE, "").strip() == "1":
-        found.problems.append(f"{DISABLE_VARIABLE}=1 switches everything off")
+def _look_at_environment(found: Diagnosis) -> None:
     for name in found.environment:
         if name.startswith("KVSCOPE_") and name not in ENVIRONMENT_VARIABLES:
             found.remarks.append(f"{name} means nothing; the variables are {', '.join(ENVIRONMENT_VARIABLES)}")
-    chosen = environ.get("VLLM_PLUGINS")
-    if chosen is not None and "kvscope" not in [name.strip() for name in chosen.split(",")]:
-        found.problems.append(f"VLLM_PLUGINS={chosen!r} leaves kvscope out: vLLM will not load it")
-    names = {entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    if "kvscope" not in names:
-        found.problems.append(
-            f"kvscope is not registered in {ENTRY_POINT_GROUP}: install the package, not only its path"
-        )
-    others = sorted(names - {"kvscope"})
-    if others:
+    if others := sorted(_plugins() - {"kvscope"}):
         found.remarks.append(f"other plugins that vLLM loads: {', '.join(others)}")
 
 
@@ -184,6 +191,8 @@ def _page(found: Diagnosis) -> list[Line]:
     lines += facts([("environment", f"{name}={value}") for name, value in found.environment.items()])
     for part, reasons in found.checks.items():
         lines += facts([("checks", f"{part}: {len(reasons)} reasons")])
+    if not found.checks:
+        lines += facts([("checks", "none would run here")])
     if found.seams is not None:
         lines += [("", ""), ("label", "seams")]
         for seam in found.seams:
@@ -195,4 +204,4 @@ def _page(found: Diagnosis) -> list[Line]:
         lines += wrapped(f"note: {remark}", style="dim")
     if not found.problems:
         lines += [("good", "nothing stands in the way")]
-    return [*lines, *next_command("kvscope", "rules")]
+    return [*lines, *next_command("rules" if found.problems else "selftest")]

@@ -28,7 +28,7 @@ def command(
     if as_json:
         show_json(summary)
     else:
-        show([*_page(summary), ("", ""), *next_command("kvscope", "check", summary.path)])
+        show([*_page(summary), ("", ""), *next_command("check", summary.path)])
 
 
 def _page(summary: Summary) -> list[Line]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from time import monotonic
 
-from kvscope.cli.screen import Line, show, wrapped
+from kvscope.cli.screen import Line, show, shown, typed, wrapped
 
 
 class Narration:
@@ -49,7 +50,7 @@ class Narration:
 
         arguments = [verb, shown(path)]
         cut = f" | sed -n '/^{part}/,/^$/p'" if part else ""
-        self.say([("dim", f"$ kvscope {' '.join(arguments)}{cut}")])
+        self.say([("dim", f"$ {typed()} {shlex.join(arguments)}{cut}")])
         if self._quiet or part:
             with contextlib.redirect_stdout(io.StringIO()) as caught:
                 code = run([*arguments, "--json"] if self._quiet else arguments)
@@ -74,13 +75,6 @@ class Narration:
         with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(what, total=total)
             yield lambda: progress.advance(task)
-
-
-def shown(path: Path) -> str:
-    """The path as a person here would type it."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 def part_of(text: str, beginning: str) -> list[str]:

@@ -34,9 +34,9 @@ def command(
     if as_json:
         show_json([{"id": rule.reason, "part": rule.part, **_fields(rule)} for rule in chosen])
     elif reason is not None:
-        show([*_in_full(chosen[0]), ("", ""), *next_command("kvscope", "check", "kvscope-out")])
+        show([*_in_full(chosen[0]), ("", ""), *next_command("check", "kvscope-out")])
     else:
-        show([*_overview(chosen), ("", ""), *next_command("kvscope", "rules", chosen[0].reason)])
+        show([*_overview(chosen), ("", ""), *next_command("rules", chosen[0].reason)])
 
 
 def _fields(rule: Rule) -> dict[str, object]:

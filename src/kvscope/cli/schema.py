@@ -43,9 +43,9 @@ def command(
     if as_json:
         show_json(json_schema(*chosen))
     elif event is None:
-        show([*_overview(), ("", ""), *next_command("kvscope", "schema", next(iter(RECORDS)))])
+        show([*_overview(), ("", ""), *next_command("schema", next(iter(RECORDS)))])
     else:
-        show([*_in_full(event), ("", ""), *next_command("kvscope", "schema", event, "--json")])
+        show([*_in_full(event), ("", ""), *next_command("schema", event, "--json")])
 
 
 def _overview() -> list[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -120,6 +121,32 @@ def wrapped(text: str, *, style: str = "", indent: int = 0, hang: int = 2) -> li
     ]
 
 
-def next_command(*command: str | Path) -> list[Line]:
-    """The line that every verb ends with."""
-    return [("dim", f"next: {shlex.join(str(part) for part in command)}")]
+def next_command(*arguments: str | Path) -> list[Line]:
+    """The line that every verb ends with. Whoever follows these lines comes to no verb twice in the same way."""
+    return [("dim", f"next: {typed()} {shlex.join(str(part) for part in arguments)}")]
+
+
+def typed(program: str = "kvscope") -> str:
+    """How this command, or one that is installed beside it, is typed here: as it was called, without the folder where
+    the shell finds it by its name.
+    """
+    called = Path(sys.argv[0]).absolute()
+    if called.name == "__main__.py" and called.parent.name == "kvscope":
+        python = Path(sys.executable)
+        return f"{_found(python)} -m kvscope" if program == "kvscope" else _found(python.with_name(program))
+    return _found(called.with_name(program)) if called.name == "kvscope" else program
+
+
+def _found(program: Path) -> str:
+    found = shutil.which(program.name)
+    if not program.exists() or (found is not None and Path(found).absolute() == program):
+        return program.name
+    relative = shown(program)
+    return shlex.quote(relative if os.sep in relative else f"./{relative}")
+
+
+def shown(path: Path) -> str:
+    """The path as a person here would type it."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

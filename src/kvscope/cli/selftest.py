@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -80,14 +81,21 @@ def command(
 
 
 def _run(runner: str) -> SelftestResult:
+    if not vllm_is_here():
+        raise UnavailableError("selftest: needs vLLM, which is not installed here")
     try:
         module = importlib.import_module("kvscope.testing.selftest")
-    except ModuleNotFoundError as error:
+        with stdout_to_stderr():
+            return cast("SelftestResult", module.run(runner))
+    except ModuleNotFoundError as error:  # the engines and models are loaded when they are needed
         missing = (error.name or "?").partition(".")[0]
         what = "not in this version" if missing == "kvscope" else f"needs {missing}, which is not installed here"
         raise UnavailableError(f"selftest: {what}") from error
-    with stdout_to_stderr():
-        return cast("SelftestResult", module.run(runner))
+
+
+def vllm_is_here() -> bool:
+    """Whether vLLM can be imported, under whichever name it was installed."""
+    return importlib.util.find_spec("vllm") is not None
 
 
 def verdict_on(outcome: FaultOutcome) -> str:
@@ -131,4 +139,4 @@ def _page(result: SelftestResult, numbers: dict[str, int]) -> list[Line]:
     control = ", ".join(sorted(set(result.control_findings))) or "nothing found"
     lines += facts([("control run", f"{result.control_rows:,} rows audited, {control}")], label_width=18)
     lines += facts([("runner", f"{result.runner}, {result.duration_s:.0f} s")], label_width=18)
-    return [*lines, ("", ""), *next_command("kvscope", "rules")]
+    return [*lines, ("", ""), *next_command("rules")]

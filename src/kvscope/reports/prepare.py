@@ -71,8 +71,10 @@ _UNKNOWN_RULE = Rule(
 )
 
 
-def prepare(folded: FoldedFinding) -> PreparedFinding:
-    """The report of a folded finding: its first occurrence in full, the others counted."""
+def prepare(folded: FoldedFinding, command: str = "kvscope") -> PreparedFinding:
+    """The report of a folded finding: its first occurrence in full, the others counted. ``command`` is how kvscope is
+    typed where the report is read.
+    """
     finding, scene = folded.first, folded.scene
     rule = RULES.get(finding.reason, _UNKNOWN_RULE)
     return PreparedFinding(
@@ -86,7 +88,7 @@ def prepare(folded: FoldedFinding) -> PreparedFinding:
         comparison=_comparison(finding, scene, rule),
         doubts=[("not proved", rule.proves_not), ("not judged", rule.silent)] if rule.silent else [],
         repeats=_repeats(folded),
-        next_steps=_next_steps(folded, rule),
+        next_steps=_next_steps(folded, rule, command),
     )
 
 
@@ -214,8 +216,8 @@ def _repeats(folded: FoldedFinding) -> str:
     return f"seen {folded.count:,} times, {steps}{who}; {sides}{also}"
 
 
-def _next_steps(folded: FoldedFinding, rule: Rule) -> list[str]:
-    steps = [f"kvscope rules {folded.first.reason}"] if rule is not _UNKNOWN_RULE else ["kvscope rules"]
+def _next_steps(folded: FoldedFinding, rule: Rule, command: str) -> list[str]:
+    steps = [f"{command} rules {folded.first.reason}" if rule is not _UNKNOWN_RULE else f"{command} rules"]
     if folded.action == "log" and rule is not _UNKNOWN_RULE and rule.part != "kv_transfer":
         steps.append(f'set "action": "raise" in {rule.part} to stop the engine at the first one')
     return steps

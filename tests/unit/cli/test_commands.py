@@ -20,6 +20,7 @@ from kvscope import __version__
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.cli import main
+from kvscope.cli.screen import typed
 from kvscope.cli.selftest import verdict_on
 from kvscope.errors import UnreadableTraceError
 from kvscope.events.schema import RECORDS
@@ -275,12 +276,30 @@ def test_doctor_goes_on_where_the_host_cannot_be_imported(seams: list[Any], caps
     assert "the seams could not be probed: AttributeError" in " ".join(capsys.readouterr().out.split())
 
 
-def test_doctor_works_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr("kvscope.cli.doctor.VLLM_DISTRIBUTIONS", ("no-such-vllm",))
-    main(["doctor", "--json"])
+def test_doctor_says_that_nothing_is_watched_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("kvscope.cli.doctor._version", {}.get)
+    assert main(["doctor", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["seams"] is None
-    assert any("vLLM is not installed here" in remark for remark in said["remarks"])
+    assert (said["seams"], said["checks"]) == (None, {})
+    assert said["problems"] == ["vLLM is not installed here: nothing can be watched; traces can be read and checked"]
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "\nchecks        none would run here\n" in out
+    assert "reasons" not in out
+    assert "nothing stands in the way" not in out
+
+
+@pytest.mark.parametrize(("name", "value"), [("KVSCOPE_DISABLE", "1"), ("VLLM_PLUGINS", "other")])
+def test_doctor_lists_no_check_where_kvscope_is_kept_out(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    main(["doctor"])
+    assert "checks        kv_trace: " in capsys.readouterr().out
+    monkeypatch.setenv(name, value)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "\nchecks        none would run here\n" in out
+    assert "reasons" not in out
 
 
 def _fake_selftest(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], control: list[str]) -> None:
@@ -289,6 +308,25 @@ def _fake_selftest(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], control
     )
     fake = SimpleNamespace(run={"v1": result}.__getitem__)
     monkeypatch.setitem(sys.modules, "kvscope.testing.selftest", fake)  # type: ignore[arg-type]  # only run() is called
+    monkeypatch.setattr("kvscope.cli.selftest.vllm_is_here", lambda: True)
+
+
+def test_selftest_without_vllm_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    _fake_selftest(monkeypatch, [], [])
+    monkeypatch.setattr("kvscope.cli.selftest.vllm_is_here", lambda: False)
+    assert main(["selftest"]) == 2
+    assert capsys.readouterr().err == "kvscope: selftest: needs vLLM, which is not installed here\n"
+
+
+def test_selftest_names_a_module_that_is_missing_once_it_runs(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def run(_runner: str) -> None:
+        raise ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers.models")
+
+    fake = SimpleNamespace(run=run)
+    monkeypatch.setattr("kvscope.cli.selftest.vllm_is_here", lambda: True)
+    monkeypatch.setitem(sys.modules, "kvscope.testing.selftest", fake)  # type: ignore[arg-type]  # only run() is called
+    assert main(["selftest"]) == 2
+    assert capsys.readouterr().err == "kvscope: selftest: needs tokenizers, which is not installed here\n"
 
 
 def outcome(fault: str, found: list[str], *, injected: bool = True, mistakes: list[str] | None = None) -> Any:
@@ -380,6 +418,49 @@ def test_version_and_help() -> None:
         told = run(*arguments)
         assert told.returncode == 0
         assert "check" in told.stdout
+
+
+def test_it_runs_as_a_module_and_names_the_next_command_as_it_was_called(clean: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "kvscope", "check", str(clean)], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.splitlines()[-1].endswith(f" -m kvscope info {clean}")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with programs, which the shell does not look into."""
+    folder = tmp_path / "my env" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("kvscope", "vllm"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(folder / "kvscope"), "rules"])
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_command_is_named_with_its_folder_unless_the_shell_finds_it(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [typed(), typed("vllm"), typed("other")] == ["'my env/bin/kvscope'", "'my env/bin/vllm'", "other"]
+    monkeypatch.chdir(installed)
+    assert typed() == "./kvscope"
+    monkeypatch.setenv("PATH", f"{installed}:/usr/bin:/bin")
+    assert [typed(), typed("vllm")] == ["kvscope", "vllm"]
+
+
+def test_every_line_that_names_a_command_names_it_as_it_was_called(
+    installed: Path, faulty: Path, capsys: Capture
+) -> None:
+    main(["check", str(faulty)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "  'my env/bin/kvscope' rules write_foreign_block" in lines
+    assert lines[-1] == "next: 'my env/bin/kvscope' rules write_foreign_block"
+    main(["check"])
+    assert capsys.readouterr().err.endswith("; see 'my env/bin/kvscope' check --help\n")
 
 
 def test_offline_verbs_import_neither_vllm_nor_torch_and_start_fast(clean: Path) -> None:

@@ -128,7 +128,7 @@ class FakeFault:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     fake = FakeServer()
-    monkeypatch.setattr(demo, "_vllm_is_here", lambda: True)
+    monkeypatch.setattr(demo, "vllm_is_here", lambda: True)
     monkeypatch.setattr("kvscope.testing.server.start_server", fake.start)
     return fake
 
@@ -187,6 +187,32 @@ def test_the_cost_is_what_info_says_of_it_and_why_the_server_may_say_more(
     assert "the server 60.0 µs a step. It may be more there" in said
     assert "front end, scheduler and worker share 3 cores" in said
     assert measured.runs == 1
+
+
+def test_the_commands_to_type_are_complete_and_named_as_the_shell_finds_them(
+    server: FakeServer, injected: FakeFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    programs = tmp_path / "env" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("kvscope", "vllm"):
+        (programs / name).write_text("")
+    monkeypatch.setattr("sys.argv", [str(programs / "kvscope"), "demo"])
+    main(["demo", "--dir", "out"])
+    out = capsys.readouterr().out
+    assert "\n$ env/bin/vllm serve MODEL --shutdown-timeout 20 --additional-config '{\n" in out
+    said = " ".join(out.split())
+    assert 'are left out; all of them are in out/server.log, at "non-default args".' in said
+    assert "\n$ env/bin/kvscope info out/healthy\n" in out
+    last = out.rpartition("\nNext\n")[2]
+    assert re.findall(r"^  (\S.*)", last, re.MULTILINE) == [
+        "env/bin/kvscope rules write_foreign_block",
+        "env/bin/kvscope selftest",
+        "env/bin/kvscope doctor",
+        "env/bin/vllm serve MODEL --shutdown-timeout 10 --additional-config \\",
+        "env/bin/kvscope check kvscope-out",
+    ]
+    commands = re.findall(r"(?:\S*/)?(?:kvscope|vllm) (?:rules|selftest|doctor|serve|check|info)\b.*", out)
+    assert [command for command in commands if not command.startswith("env/bin/")] == []
 
 
 def test_what_is_shown_of_info_is_what_its_command_line_gives() -> None:
@@ -346,7 +372,7 @@ def test_an_interrupted_demo_stops_the_server_at_once(
 
 
 def test_without_vllm_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(demo, "_vllm_is_here", lambda: False)
+    monkeypatch.setattr(demo, "vllm_is_here", lambda: False)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err == "kvscope: demo: needs vLLM, which is not installed here\n"
 
