@@ -17,6 +17,8 @@ from kvscope.errors import UnreadableTraceError
 PROCESS_ORDER = ("all", "engine", "frontend", "worker")
 """Who is read first within a step: whoever declares it stands before whoever carries it out."""
 
+_NAMED_FOLDERS = 8
+
 _NAME = re.compile(r"(?P<process>frontend|engine|worker|all)-(?P<rank>\d+)-(?P<pid>\d+)\.(?P<n>\d+)\.jsonl", re.ASCII)
 
 
@@ -65,8 +67,7 @@ def find(asked: Path) -> RunFiles:
             raise UnreadableTraceError(str(asked), f"{what}; give a run's folder, or one of its files")
         runs, unreadable = ([asked], []) if _process_files(asked) else _runs_in(asked)
         if not runs:
-            message = "no trace in this folder; expected files such as engine-0-<pid>.0.jsonl, or folders of runs"
-            raise UnreadableTraceError(str(asked), message)
+            raise UnreadableTraceError(str(asked), _why_no_run(asked))
         chosen = runs[0]
         return RunFiles(
             asked=asked,
@@ -79,6 +80,15 @@ def find(asked: Path) -> RunFiles:
         )
     except OSError as error:
         raise UnreadableTraceError(str(asked), error.strerror or type(error).__name__) from error
+
+
+def _why_no_run(asked: Path) -> str:
+    """Names the folders in this one that hold runs, the level that was left out."""
+    deeper = sorted({path.parents[1] for path in asked.glob("*/*/*.jsonl") if _NAME.fullmatch(path.name)})
+    if not deeper:
+        return "no trace in this folder; expected files such as engine-0-<pid>.0.jsonl, or folders of runs"
+    more = f" and {len(deeper) - _NAMED_FOLDERS} more" if len(deeper) > _NAMED_FOLDERS else ""
+    return f"no trace in this folder itself; traces are in: {', '.join(map(str, deeper[:_NAMED_FOLDERS]))}{more}"
 
 
 def _single(path: Path) -> RunFiles:

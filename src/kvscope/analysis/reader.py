@@ -14,6 +14,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -143,6 +144,20 @@ class Trace:
     @property
     def run_id(self) -> str:
         return next((log.enabled.run_id for log in self.logs if log.enabled), self.files.directory.name)
+
+    @property
+    def started(self) -> str | None:
+        """When the first of the processes began, in local time: ISO 8601, to the second. None if nothing says it."""
+        shared = [log.status.start_wall_ns for log in self.logs if log.status]
+        told = [*shared, *(log.enabled.wall_ns for log in self.logs if log.enabled)]
+        try:
+            return (
+                datetime.fromtimestamp(min(ns for ns in told if ns > 0) / 1e9)
+                .astimezone()
+                .isoformat(timespec="seconds")
+            )
+        except (ValueError, OverflowError, OSError):  # no time at all, or one that no calendar has
+            return None
 
     def records(self) -> Iterator[Entry]:
         """All records of all processes, merged."""

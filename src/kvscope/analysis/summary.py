@@ -9,7 +9,7 @@ import msgspec
 from kvscope.analysis.cost import OwnTime, own_time
 from kvscope.analysis.reader import ProcessLog
 from kvscope.analysis.replay import Replay
-from kvscope.analysis.verdict import coverage_line, losses_of, stalled
+from kvscope.analysis.verdict import coverage_line, losses_of, stalled, verdict_of
 
 
 class ProcessSummary(msgspec.Struct, kw_only=True):
@@ -37,11 +37,14 @@ class ProcessSummary(msgspec.Struct, kw_only=True):
 class Summary(msgspec.Struct, kw_only=True):
     """One run. ``own_ns_per_step`` is what kvscope itself took of a step: scheduler and slowest worker together.
 
+    ``started`` is ISO 8601 in local time, ``verdict`` the word of ``kvscope check`` at its default coverage.
     ``findings`` counts by reason: what the live processes recorded and what the replay finds.
     """
 
     path: str
     run_id: str
+    started: str | None
+    verdict: str
     versions: dict[str, str | None]
     runner: str | None
     parts: dict[str, str]
@@ -81,6 +84,8 @@ def summarize(replay: Replay) -> Summary:
     return Summary(
         path=str(replay.trace.files.directory if replay.trace.files.whole_run else replay.trace.files.asked),
         run_id=replay.trace.run_id,
+        started=replay.trace.started,
+        verdict=verdict_of(replay).word,
         versions=_versions(enabled.versions) if enabled else {},
         runner=next((setup.runner for setup in replay.setups if setup.runner), None),
         parts=dict(enabled.parts) if enabled else {},

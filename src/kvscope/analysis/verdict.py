@@ -8,13 +8,18 @@ import msgspec
 
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.reader import ProcessLog
-from kvscope.analysis.replay import NO_TABLE, Replay
+from kvscope.analysis.replay import NO_PLAN, NO_TABLE, Replay
 from kvscope.analysis.tally import FoldedFinding, Key
 from kvscope.checks.catalog import RULES
 
 CLEAN, FINDINGS, INCONCLUSIVE = "clean", "findings", "inconclusive"
 EXIT_CODES = {CLEAN: 0, FINDINGS: 1, INCONCLUSIVE: 3}
 DEFAULT_MIN_COVERAGE = 0.99
+
+NO_ORDERLY_END = (
+    "no orderly end. Unless it still runs, the usual reason is that vLLM kills its processes as soon as the server is "
+    "told to end; vllm serve --shutdown-timeout 10 gives them time to end their traces"
+)
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -159,6 +164,8 @@ def stalled(replay: Replay) -> dict[str, int]:
 
 
 def _notes(replay: Replay) -> Iterator[str]:
+    if killed := _killed_with_a_loss(replay):
+        yield f"{', '.join(killed)}: {NO_ORDERLY_END}"
     for log in replay.trace.logs:
         if log.missing_first and _deletion_declared(log):
             yield f"{log.name}: the first {log.missing_first:,} records were deleted by rotation"
@@ -175,13 +182,18 @@ def _notes(replay: Replay) -> Iterator[str]:
         off = sorted({rule.part for rule in RULES.values()} - setup.parts)
         if off and setup.parts:
             yield f"{', '.join(off)} was off: its rules were not judged"
-    if replay.trace.files.others:
-        count = len(replay.trace.files.others)
-        more = "1 older run stands" if count == 1 else f"{count} older runs stand"
-        yield f"{more} beside this one; give a run's folder to choose"
+    if others := replay.trace.files.others:
+        yield f"this is the newest of {len(others) + 1} runs in this folder; name a run's folder to choose"
     if replay.trace.files.unreadable:
         names = ", ".join(folder.name for folder in replay.trace.files.unreadable[:3])
         yield f"folders beside this run that may not be read, and may be newer: {names}"
+
+
+def _killed_with_a_loss(replay: Replay) -> list[str]:
+    """The processes of engines that did not end their trace, where something is missing because of it."""
+    killed = [log for log in replay.trace.logs if log.process != "frontend" and not log.ended]
+    lost = any(log.lost_at_end or log.truncated or log.status is None for log in killed)
+    return [log.name for log in killed] if lost or replay.coverage.skipped[NO_PLAN] else []
 
 
 def _output_setting(replay: Replay, name: str) -> object:

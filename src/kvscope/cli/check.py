@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, WIDTH, Line, next_command, show, show_json, typed, wrapped
+from kvscope.cli.screen import (
+    JSON_OPTION,
+    TRACE_ARGUMENT,
+    WIDTH,
+    Line,
+    next_command,
+    run_text,
+    show,
+    show_json,
+    typed,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from kvscope.analysis.replay import Replay
@@ -24,7 +35,10 @@ def command(
     min_coverage: float = MIN_COVERAGE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Judge a trace: exit 0 clean, 1 findings, 2 unreadable, 3 inconclusive."""
+    """Judge a trace: clean, findings or inconclusive.
+
+    Exit 0 clean, 1 findings, 2 unreadable, 3 inconclusive.
+    """
     from kvscope.analysis.reader import Trace
     from kvscope.analysis.replay import Replay
     from kvscope.analysis.verdict import verdict_of
@@ -37,7 +51,8 @@ def command(
     if as_json:
         show_json(_document(path, replay, verdict))
     else:
-        show(_report(path, verdict))
+        run = run_text(trace.run_id, trace.started, len(trace.logs))
+        show(_report(path, run, verdict))
     raise typer.Exit(verdict.exit_code)
 
 
@@ -53,6 +68,8 @@ def _document(path: Path, replay: Replay, verdict: Verdict) -> dict[str, object]
     return {
         "path": str(path),
         "run_id": replay.trace.run_id,
+        "started": replay.trace.started,
+        "other_runs": [other.name for other in replay.trace.files.others],
         "verdict": verdict.word,
         "exit_code": verdict.exit_code,
         "coverage": verdict.coverage_line,
@@ -69,7 +86,7 @@ def _document(path: Path, replay: Replay, verdict: Verdict) -> dict[str, object]
     }
 
 
-def _report(path: Path, verdict: Verdict) -> list[Line]:
+def _report(path: Path, run: str, verdict: Verdict) -> list[Line]:
     from kvscope.checks.catalog import RULES
     from kvscope.reports.prepare import prepare
     from kvscope.reports.terminal import draw
@@ -80,6 +97,7 @@ def _report(path: Path, verdict: Verdict) -> list[Line]:
     if lines:
         lines += [("dim", "-" * WIDTH)]
     lines += [(_STYLE_OF[verdict.word], _headline(verdict)), ("", verdict.coverage_line)]
+    lines += wrapped(f"run: {run}")
     if verdict.findings:
         lines += _agreement(verdict)
     if verdict.reasons:

@@ -60,7 +60,10 @@ def command(
     directory: Path | None = DIR_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Show kvscope on a real server, and on an injected fault: exit 0 if all went as it should, else 1."""
+    """Show kvscope on a real server, and on an injected fault.
+
+    Exit 0 if all went as it should, else 1.
+    """
     if not vllm_is_here():
         raise DemoUnavailableError("demo: needs vLLM, which is not installed here")
     demo = Demo(runner, fresh_folder(directory), quiet=as_json)

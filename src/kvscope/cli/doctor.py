@@ -64,7 +64,10 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
 
 def command(as_json: bool = JSON_OPTION) -> None:
-    """Say what is installed, which seams of vLLM match, what would be checked: exit 1 if something is in the way."""
+    """Say whether the vLLM that is installed here can be watched.
+
+    With versions, what of vLLM would be wrapped, and what would be checked. Exit 1 if something is in the way.
+    """
     diagnosis = diagnose(os.environ)
     if as_json:
         show_json(diagnosis)

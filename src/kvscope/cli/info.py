@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, Line, facts, next_command, show, show_json
+from kvscope.cli.screen import JSON_OPTION, TRACE_ARGUMENT, Line, facts, next_command, run_text, show, show_json
 
 if TYPE_CHECKING:
     from kvscope.analysis.summary import ProcessSummary, Summary
@@ -15,7 +15,10 @@ def command(
     path: Path = TRACE_ARGUMENT,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Describe a trace: versions, processes, events, coverage, losses, kvscope's own time, findings."""
+    """Describe a trace: what it holds, what is lost, what it cost.
+
+    Versions, processes, events, coverage, losses, kvscope's own time, and how often what was found.
+    """
     from kvscope.analysis.reader import Trace
     from kvscope.analysis.replay import Replay
     from kvscope.analysis.summary import summarize
@@ -28,21 +31,30 @@ def command(
     if as_json:
         show_json(summary)
     else:
-        show([*_page(summary), ("", ""), *next_command("check", summary.path)])
+        show([*_page(summary), ("", ""), *next_command(*_next(summary))])
+
+
+def _next(summary: Summary) -> list[str]:
+    """Where ``kvscope check``, which names this verb, has told the verdict already, it is not named again."""
+    if summary.verdict == "findings":
+        return ["check", summary.path]
+    return ["rules"] if summary.verdict == "clean" else ["doctor"]
 
 
 def _page(summary: Summary) -> list[Line]:
     versions = ", ".join(f"{_NAMES.get(name, name)} {said or 'not said'}" for name, said in summary.versions.items())
     steps = f"{summary.steps:,}"
     if summary.first_step is not None:
-        steps += f" (numbers {summary.first_step:,} to {summary.last_step:,}), {summary.duration_s:,.1f} s"
+        numbers = f"numbers {summary.first_step:,} to {summary.last_step:,}; empty ones take one, too"
+        steps += f" with work ({numbers}), {summary.duration_s:,.1f} s"
     lines = facts([
-        ("run", summary.run_id),
+        ("run", run_text(summary.run_id, summary.started, len(summary.processes))),
         ("path", summary.path),
         ("versions", versions or "not recorded"),
         ("runner", summary.runner or "not recorded"),
         ("parts", ", ".join(f"{part} {state}" for part, state in summary.parts.items()) or "not recorded"),
         ("steps", steps),
+        ("verdict", _VERDICTS.get(summary.verdict, summary.verdict)),
         ("coverage", summary.coverage.removeprefix("coverage: ")),
     ])  # fmt: skip
     skipped = [*summary.rows_skipped.items(), *((f"not judged: {k}", v) for k, v in summary.rows_not_judged.items())]
@@ -66,6 +78,10 @@ def _page(summary: Summary) -> list[Line]:
     return lines
 
 
+_VERDICTS = {
+    "findings": "findings; kvscope check shows each of them",
+    "inconclusive": "inconclusive; kvscope check says why",
+}
 _NAMES = {"vllm": "vLLM", "python": "Python"}
 
 

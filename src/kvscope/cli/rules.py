@@ -1,4 +1,4 @@
-"""``kvscope rules``: every reason of a finding, or one of them in full."""
+"""``kvscope rules``: every reason of a finding, those of one check, or one of them in full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, Line, UnknownNameError, facts, next_command, show, show_json, typed, wrapped
 
 if TYPE_CHECKING:
     from kvscope.checks.rule import Rule
@@ -16,27 +16,45 @@ if TYPE_CHECKING:
 def _complete(incomplete: str) -> list[str]:
     from kvscope.checks.catalog import RULES
 
-    return [reason for reason in RULES if reason.startswith(incomplete)]
+    checks = dict.fromkeys(rule.check for rule in RULES.values())
+    return [name for name in (*RULES, *checks) if name.startswith(incomplete)]
 
 
-def command(
-    reason: str | None = typer.Argument(None, help="A reason, as a finding names it.", autocompletion=_complete),
-    as_json: bool = JSON_OPTION,
-) -> None:
-    """List what a finding can say: when it fires, when it stays silent, and what it does not prove."""
+NAME_ARGUMENT = typer.Argument(
+    None, metavar="[REASON]", help="A reason, as a finding names it, or a check (C3).", autocompletion=_complete
+)
+
+
+def command(name: str | None = NAME_ARGUMENT, as_json: bool = JSON_OPTION) -> None:
+    """List what a finding can say, or tell one reason in full.
+
+    In full: when it fires, when it stays silent, and what it does not prove.
+    """
     from kvscope.checks.catalog import RULES
 
-    if reason is not None and reason not in RULES:
-        close = difflib.get_close_matches(reason, RULES, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else "kvscope rules lists them"
-        raise typer.BadParameter(f"{reason!r} is no reason of this version; {hint}")
-    chosen = [RULES[reason]] if reason is not None else list(RULES.values())
+    chosen = list(RULES.values()) if name is None else _named(name)
     if as_json:
         show_json([{"id": rule.reason, "part": rule.part, **_fields(rule)} for rule in chosen])
-    elif reason is not None:
-        show([*_in_full(chosen[0]), ("", ""), *next_command("check", "kvscope-out")])
+    elif name in RULES:
+        show([*_in_full(chosen[0]), ("", ""), *next_command("schema", "kv.violation")])
     else:
         show([*_overview(chosen), ("", ""), *next_command("rules", chosen[0].reason)])
+
+
+def _named(name: str) -> list[Rule]:
+    """The reason of this name, or all reasons of this check. Raises UnknownNameError, with what comes close."""
+    from kvscope.checks.catalog import RULES
+    from kvscope.checks.rule import CHECKS
+
+    if name in RULES:
+        return [RULES[name]]
+    if found := [rule for rule in RULES.values() if rule.check == name.upper()]:
+        return found
+    if name.upper() in CHECKS:
+        raise UnknownNameError(f"rules: no reason of this version belongs to the check {name.upper()}")
+    close = difflib.get_close_matches(name, RULES, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else f"{typed()} rules lists both"
+    raise UnknownNameError(f"rules: {name!r} is neither a reason nor a check of this version; {hint}")
 
 
 def _fields(rule: Rule) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, wrapped
+from kvscope.cli.screen import JSON_OPTION, Line, UnknownNameError, facts, next_command, show, show_json, typed, wrapped
 
 LABEL_WIDTH = 29
 
@@ -37,8 +37,8 @@ def command(
 
     if event is not None and event not in RECORDS:
         close = difflib.get_close_matches(event, RECORDS, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else "kvscope schema lists them"
-        raise typer.BadParameter(f"{event!r} is no event of this version; {hint}")
+        hint = f"did you mean {', '.join(close)}?" if close else f"{typed()} schema lists them"
+        raise UnknownNameError(f"schema: {event!r} is no event of this version; {hint}")
     chosen = [] if event is None else [event]
     if as_json:
         show_json(json_schema(*chosen))

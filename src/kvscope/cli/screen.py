@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import typer
 
+from kvscope.errors import KvscopeError
 from kvscope.reports.printable import clean, clean_json
 
 WIDTH = 80
@@ -33,6 +34,10 @@ _STYLES = {
 
 TRACE_ARGUMENT = typer.Argument(..., help="A run's folder, an output folder (its newest run), or one trace file.")
 JSON_OPTION = typer.Option(False, "--json", help="One JSON document instead of text.")
+
+
+class UnknownNameError(KvscopeError):
+    """An argument is the name of nothing that this version has; the text says what to do instead."""
 
 
 class ReaderGoneError(Exception):
@@ -119,6 +124,12 @@ def wrapped(text: str, *, style: str = "", indent: int = 0, hang: int = 2) -> li
             text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + hang), break_on_hyphens=False
         )
     ]
+
+
+def run_text(run_id: str, started: str | None, num_processes: int) -> str:
+    """Which run it is, so that an old one is not taken for a new one."""
+    when = f"started {started[:19].replace('T', ' ')}" if started else "start not recorded"
+    return f"{run_id}, {when}, {num_processes} {'process' if num_processes == 1 else 'processes'}"
 
 
 def next_command(*arguments: str | Path) -> list[Line]:

@@ -32,6 +32,19 @@ def judged(path: Path) -> Verdict:
     return verdict_of(Replay(Trace.open(path)).run())
 
 
+def test_a_folder_of_output_folders_is_told_from_one_without_traces(tmp_path: Path) -> None:
+    for name in ("healthy", "fault"):
+        make(tmp_path / name / "run")
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(UnreadableTraceError) as caught:
+        find(tmp_path)
+    assert str(caught.value).endswith(f"; traces are in: {tmp_path / 'fault'}, {tmp_path / 'healthy'}")
+    for number in range(9):
+        make(tmp_path / f"more{number}" / "run")
+    with pytest.raises(UnreadableTraceError, match=r"more5 and 3 more$"):
+        find(tmp_path)
+
+
 def test_a_link_to_a_run_is_no_second_run(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     (tmp_path / "latest").symlink_to("run")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import re
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from kvscope.analysis.files import find
 from kvscope.analysis.reader import Trace, step_of
 from kvscope.analysis.replay import NO_PLAN, Replay
 from kvscope.analysis.summary import summarize
-from kvscope.analysis.verdict import CLEAN, EXIT_CODES, INCONCLUSIVE, verdict_of
+from kvscope.analysis.verdict import CLEAN, EXIT_CODES, INCONCLUSIVE, NO_ORDERLY_END, verdict_of
 from kvscope.errors import UnreadableTraceError
 from kvscope.events.schema import BindRecord
 from kvscope.sinks.shared import C_CLOSED, C_PRODUCED, SharedFile
@@ -245,6 +247,22 @@ def test_a_killed_run_that_lost_something_is_inconclusive(tmp_path: Path) -> Non
         INCONCLUSIVE,
         ["worker-0-200: 1 record produced and not written (killed, or still running)"],
     )
+
+
+@pytest.mark.parametrize(("steps", "lost", "noted"), [(300, 1, True), (300, 0, False)])
+def test_what_a_killed_run_lacks_has_its_usual_reason_named(tmp_path: Path, steps: int, lost: int, noted: bool) -> None:
+    verdict = verdict_of(Replay(Trace.open(_killed(tmp_path, steps, lost))).run())
+    assert (f"engine-0-100, worker-0-200: {NO_ORDERLY_END}" in verdict.notes) is noted
+
+
+def test_a_run_began_when_the_first_of_its_processes_did(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", in_process=True)
+    assert datetime.fromisoformat(Trace.open(run).started or "").timestamp() == 1_700_000_000
+    path = only_file(run)
+    path.write_text(re.sub(r'"wall_ns":\d+', '"wall_ns":0', path.read_text()))
+    assert Trace.open(run).started is None
+    _shared(run, produced=9)
+    assert abs(datetime.fromisoformat(Trace.open(run).started or "").timestamp() - time.time()) < 60
 
 
 def test_without_a_shared_file_a_trace_must_end_in_order(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from kvscope import __version__
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.cli import main
+from kvscope.cli.app import VERBS
 from kvscope.cli.screen import typed
 from kvscope.cli.selftest import verdict_on
 from kvscope.errors import UnreadableTraceError
@@ -81,7 +83,60 @@ def test_check_ends_with_zero_on_a_clean_trace(clean: Path, capsys: Capture) -> 
     assert main(["check", str(clean)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("CLEAN\ncoverage: 4 of 4 rows audited (100.0 %), 2 steps, 1 rank\n")
+    assert re.search(r"\nrun: clean, started 2023-11-1[45] \d\d:\d\d:\d\d, 1 process\n", out)
     assert out.splitlines()[-1] == f"next: kvscope info {clean}"
+
+
+@pytest.mark.parametrize("verb", ["check", "info"])
+def test_the_run_that_was_read_is_named_with_its_start(
+    verb: str, clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("TZ", "XYZ-05:30")
+    time.tzset()
+    try:
+        main([verb, str(clean), "--json"])
+        said = json.loads(capsys.readouterr().out)
+        main([verb, str(clean)])
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    assert (said["run_id"], said["started"]) == ("clean", "2023-11-15T03:43:20+05:30")
+    assert "clean, started 2023-11-15 03:43:20, 1 process\n" in capsys.readouterr().out
+
+
+def test_of_several_runs_it_is_said_which_was_read_and_how_many_there_are(
+    clean: Path, faulty: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for number, run in enumerate((faulty, clean)):
+        for path in run.iterdir():
+            os.utime(path, (number, number))
+    assert main(["check", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\nrun: clean, " in out
+    assert "\nnote: this is the newest of 2 runs in this folder; name a run's folder to choose\n" in out
+    main(["check", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["other_runs"] == ["faulty"]
+
+
+def test_info_gives_the_verdict_and_names_check_only_where_it_says_more(
+    clean: Path, faulty: Path, unfinished: Path, capsys: Capture
+) -> None:
+    told = {}
+    for run in (clean, faulty, unfinished):
+        main(["info", str(run)])
+        lines = capsys.readouterr().out.splitlines()
+        (verdict,) = [line.split()[1].rstrip(";") for line in lines if line.startswith("verdict ")]
+        told[verdict] = lines[-1]
+    assert told == {
+        "clean": "next: kvscope rules",
+        "findings": f"next: kvscope check {faulty}",
+        "inconclusive": "next: kvscope doctor",
+    }
+
+
+def test_info_explains_numbers_that_steps_without_work_took(clean: Path, capsys: Capture) -> None:
+    main(["info", str(clean)])
+    assert "\nsteps         2 with work (numbers 1 to 2; empty ones take one, too), " in capsys.readouterr().out
 
 
 def test_check_ends_with_one_on_findings_and_folds_repeats(faulty: Path, capsys: Capture) -> None:
@@ -98,6 +153,9 @@ def test_check_ends_with_three_where_the_trace_does_not_suffice(unfinished: Path
     out = capsys.readouterr().out
     assert out.startswith("INCONCLUSIVE\ncoverage: ")
     assert "the end is missing" in out
+    said = " ".join(out.split())
+    assert "note: all-0-100: no orderly end. Unless it still runs, the usual reason is that vLLM kills" in said
+    assert "; vllm serve --shutdown-timeout 10 gives them time to end their traces next: " in said
 
 
 def test_min_coverage_decides(tmp_path: Path, capsys: Capture) -> None:
@@ -122,9 +180,13 @@ def test_min_coverage_decides(tmp_path: Path, capsys: Capture) -> None:
         (["nonsense"], "No such command 'nonsense'"),
         (["check", ".", "--min-coverage", "3"], "--min-coverage"),
         (["check", ".", "--min-coverage", "much"], "--min-coverage"),
-        (["selftest", "--runner", "v3"], "v3"),
+        (["selftest", "--runner", "v3"], "kvscope: Invalid value for '--runner': 'v3' is not one of 'v1', 'v2'; see "),
         (["rules", "nulblock_write"], "did you mean null_block_write"),
-        (["rules", "\x1b[31m"], "kvscope rules lists them"),
+        (
+            ["rules", "C9"],
+            "kvscope: rules: 'C9' is neither a reason nor a check of this version; kvscope rules lists both\n",
+        ),
+        (["rules", "\x1b[31m"], "kvscope rules lists both"),
         (["schema", "kv.wirte"], "did you mean kv.write"),
         (["schema", "\x1b[31m"], "kvscope schema lists them"),
         (["schema", ""], "kvscope schema lists them"),
@@ -215,6 +277,32 @@ def test_rules_lists_every_reason_and_tells_one_in_full(capsys: Capture) -> None
     assert main(["rules", "read_null_block", "--json"]) == 0
     (said,) = json.loads(capsys.readouterr().out)
     assert set(said) >= {"id", "check", "severity", "part", "fires", "silent", "sources", "proves_not"}
+
+
+@pytest.mark.parametrize("name", ["C3", "c3"])
+def test_rules_lists_the_reasons_of_a_check(name: str, capsys: Capture) -> None:
+    assert main(["rules", name]) == 0
+    heading, *listed = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert heading.startswith("C3  ownership: ")
+    mine = [reason for reason, rule in RULES.items() if rule.check == "C3"]
+    assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == mine
+    assert main(["rules", name, "--json"]) == 0
+    assert [said["id"] for said in json.loads(capsys.readouterr().out)] == mine
+
+
+def test_whoever_follows_the_next_lines_learns_something_new_each_time(
+    clean: Path, faulty: Path, unfinished: Path, capsys: Capture
+) -> None:
+    for start in ["doctor", "rules", "schema", *(f"{verb} {run}" for verb in ("check", "info")
+                  for run in (clean, faulty, unfinished))]:  # fmt: skip
+        seen = [start]
+        while "--json" not in seen[-1] and seen[-1] != "selftest":
+            main(seen[-1].split())
+            seen.append(capsys.readouterr().out.splitlines()[-1].removeprefix("next: kvscope "))
+        assert len({" ".join(step.split()) for step in seen}) == len(seen)
+        judged = [step.split()[0] for step in seen]
+        assert judged.count("check") <= 1
+        assert judged.count("info") <= 1
 
 
 def test_the_schema_that_is_printed_describes_a_trace(clean: Path, capsys: Capture) -> None:
@@ -418,6 +506,12 @@ def test_version_and_help() -> None:
         told = run(*arguments)
         assert told.returncode == 0
         assert "check" in told.stdout
+
+
+def test_the_help_has_one_whole_sentence_a_verb() -> None:
+    listed = run("--help", COLUMNS="80").stdout.partition("\nCommands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == list(VERBS)
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
 
 
 def test_it_runs_as_a_module_and_names_the_next_command_as_it_was_called(clean: Path) -> None:
