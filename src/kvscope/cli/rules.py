@@ -21,7 +21,7 @@ def _complete(incomplete: str) -> list[str]:
 
 
 NAME_ARGUMENT = typer.Argument(
-    None, metavar="[REASON]", help="A reason, as a finding names it, or a check (C3).", autocompletion=_complete
+    None, metavar="reason", help="A reason, as a finding names it, or a check (C3).", autocompletion=_complete
 )
 
 
