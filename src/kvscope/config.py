@@ -1,8 +1,7 @@
 """`additional_config` and two environment variables -> one frozen Config. Nothing else here reads the environment.
 
-The dataclasses below are the table of settings: each field states its default, what it accepts and what it means, once
-(`settings` has the words for it). Validation, the text of every error and the documentation (`describe`) are read from
-there.
+What the settings are, what they accept and what they mean stands in the table of `settings`, once. Validation, the text
+of every error and the documentation (`describe`) are read from there.
 
 Variables: `KVSCOPE_DISABLE=1` switches everything off and skips validation; `KVSCOPE_DIR` overrides `kv_output.dir`.
 None of them can switch anything on.
@@ -16,7 +15,7 @@ therefore another key, and compiles again. That is why `KVSCOPE_DIR` exists: a f
 variable on to Ray workers only if `VLLM_RAY_EXTRA_ENV_VARS_TO_COPY` names it.)
 """
 
-# ruff: noqa: RUF009 - `setting` makes a dataclass field, which is what a call in a field's place is for
+# ruff: noqa: RUF009 - the sections are frozen, so that one default may be shared by all
 
 from __future__ import annotations
 
@@ -27,120 +26,62 @@ import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from kvscope.errors import ConfigurationError, quoted
 from kvscope.settings import (
-    BOOLEAN,
-    DURATION,
-    HOST,
-    MODULE,
     PATH,
-    PREFIX,
-    TAG,
-    URL_PATH,
+    Action,
+    EvidenceLabel,
+    GuardConfig,
     Kind,
-    choice,
-    integer,
-    list_of,
+    LogLevel,
+    MonitorConfig,
+    OutputConfig,
+    Records,
+    RequestIds,
+    Section,
+    TraceConfig,
+    TransferConfig,
+    Unsupported,
     listed,
-    or_null,
-    setting,
 )
+
+__all__ = [
+    "CONFIG_KEYS",
+    "DIR_VARIABLE",
+    "DISABLE_VARIABLE",
+    "ENVIRONMENT_VARIABLES",
+    "Action",
+    "Config",
+    "EvidenceLabel",
+    "GuardConfig",
+    "Key",
+    "LogLevel",
+    "MonitorConfig",
+    "OutputConfig",
+    "Records",
+    "RequestIds",
+    "Setting",
+    "TraceConfig",
+    "TransferConfig",
+    "Unsupported",
+    "describe",
+    "misspelled_keys",
+    "parse",
+    "travel_dict",
+    "travel_environment",
+]
 
 CONFIG_KEYS = ("kv_trace", "kv_guard_config", "kv_monitor", "kv_transfer", "kv_output")
 DISABLE_VARIABLE = "KVSCOPE_DISABLE"
 DIR_VARIABLE = "KVSCOPE_DIR"
 ENVIRONMENT_VARIABLES: Mapping[str, str] = {
-    DISABLE_VARIABLE: "1 switches everything off and skips the validation of the configuration",
-    DIR_VARIABLE: "overrides kv_output.dir without changing vLLM's compile-cache key",
+    DISABLE_VARIABLE: "`1` switches everything off, and even skips the validation of the configuration",
+    DIR_VARIABLE: "overrides `kv_output.dir` without changing vLLM's compile-cache key",
 }
 
-Action = Literal["log", "raise", "isolate"]
-Unsupported = Literal["skip", "refuse"]
-EvidenceLabel = Literal["real-online", "replay", "simulation"]
-Records = Literal["full", "compact", "findings"]
-LogLevel = Literal["off", "findings", "all"]
-RequestIds = Literal["plain", "hashed", "omitted"]
-
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 T = TypeVar("T")
-
-
-# The settings ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CheckingPart:
-    enabled: bool = setting(False, BOOLEAN, "switches the part on")
-    action: Action = setting(
-        "log", choice(Action), "a finding is recorded, or stops the engine, or ends only the requests that it names"
-    )
-    unsupported: Unsupported = setting(
-        "skip", choice(Unsupported), "a check that cannot judge a group is skipped and counted, or start-up fails"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceConfig(_CheckingPart):
-    """`kv_trace`: what the scheduler declares, and whether attention is handed the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardConfig(_CheckingPart):
-    """`kv_guard_config`: whether blocks are used by their owner, in order, and after they were written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorConfig:
-    """`kv_monitor`: metrics and their exporter."""
-
-    enabled: bool = setting(False, BOOLEAN, "switches the part on")
-    host: str = setting("127.0.0.1", HOST, "address that the exporter listens on")
-    port: int = setting(9460, integer(1, 65535), "port of the exporter; the data-parallel rank is added")
-    metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on")
-    scrape_interval: float = setting(1.0, DURATION, "the metrics are rendered at most once in this time")
-    prefix: str = setting("vllm_ascend_", PREFIX, "start of every metric's name")
-    window: float = setting(60.0, DURATION, "time over which the hit ratio is taken")
-    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates per scrape_interval")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferConfig:
-    """`kv_transfer`: offload, P/D transfers and recoveries. (vLLM's own kv-transfer-config sets up the connector.)"""
-
-    enabled: bool = setting(False, BOOLEAN, "switches the part on")
-    descriptor_dir: str | None = setting(
-        None, or_null(PATH), "folder for copy descriptors; none are written without it (needs evidence_label)"
-    )
-    evidence_label: EvidenceLabel | None = setting(
-        None, or_null(choice(EvidenceLabel)), "what the descriptors are evidence of (needs descriptor_dir)"
-    )
-    max_pending: int = setting(4096, integer(1, 1 << 20), "transfers under way that are kept")
-    max_admissions: int = setting(4096, integer(1, 1 << 20), "admissions that are kept")
-    max_regions: int = setting(4096, integer(1, 1 << 20), "memory regions that are kept")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputConfig:
-    """`kv_output`: where records go, and how much is kept."""
-
-    dir: str = setting("kvscope-out", PATH, "output folder; a relative one starts where the front end was started")
-    records: Records = setting(
-        "compact", choice(Records), "every field, or what suffices to replay every check, or only findings"
-    )
-    log: LogLevel = setting("findings", choice(LogLevel), "which records also go to vLLM's log, one line each")
-    log_tag: str = setting("KV_GUARD", TAG, "word at the start of those lines")
-    queue_records: int = setting(65536, integer(1, 1 << 24), "records that may wait for the writer")
-    queue_bytes: int = setting(64 * _MIB, integer(_KIB, 64 * _GIB), "bytes that may wait for the writer")
-    ring_bytes: int = setting(64 * _MIB, integer(_KIB, 64 * _GIB), "bytes of the flight recorder")
-    extensions: tuple[str, ...] = setting(
-        (), list_of(MODULE, "module names", 64), "modules to import in every process; not done by this version"
-    )
-    rotate_bytes: int = setting(256 * _MIB, integer(_KIB, 1024 * _GIB), "size at which a file is closed")
-    retain_files: int = setting(8, integer(1, 100_000), "files that a process keeps; older ones are deleted")
-    ring_steps: int = setting(64, integer(1, 65536), "steps that the flight recorder keeps")
-    request_ids: RequestIds = setting("plain", choice(RequestIds), "how request ids stand in records")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +131,7 @@ class Config:
         return replace(self, transfer=transfer, output=output)
 
 
-_SECTIONS: Mapping[str, tuple[str, type[Any]]] = {
+_SECTIONS: Mapping[str, tuple[str, type[Section]]] = {
     "kv_trace": ("trace", TraceConfig),
     "kv_guard_config": ("guard", GuardConfig),
     "kv_monitor": ("monitor", MonitorConfig),
@@ -337,28 +278,52 @@ def travel_environment(config: Config) -> dict[str, str]:
 
 
 class Setting(NamedTuple):
-    """One row of the documentation: everything is text, `default` is JSON."""
+    """One row of the documentation. `default` is JSON; `choices` are the values and their meanings, where these are
+    few; `acts` is False where this version only validates.
+    """
 
     path: str
     type: str
     default: str
     allowed: str
     meaning: str
+    choices: Mapping[str, str]
+    acts: bool
 
 
-def describe() -> list[Setting]:
+class Key(NamedTuple):
+    """One key of `additional_config` in the documentation."""
+
+    key: str
+    meaning: str
+    settings: list[Setting]
+    acts: bool
+
+
+def describe() -> list[Key]:
     """Every setting, in the order of CONFIG_KEYS and of the fields in them."""
     return [
-        Setting(
-            path=f"additional_config.{key}.{name}",
-            type=_kind(row).type_name,
-            default=json.dumps(row.default),
-            allowed=_kind(row).allowed,
-            meaning=row.metadata["meaning"],
+        Key(
+            key=key,
+            meaning=(section.__doc__ or "").removeprefix(f"`{key}`: "),
+            settings=[_described(f"additional_config.{key}", row, section) for row in fields(section)],
+            acts=section.ACTS,
         )
         for key, (_, section) in _SECTIONS.items()
-        for name, row in _settings(section).items()
     ]
+
+
+def _described(path: str, row: Field[Any], section: type[Section]) -> Setting:
+    kind = _kind(row)
+    return Setting(
+        path=f"{path}.{row.name}",
+        type=kind.type_name,
+        default=json.dumps(row.default),
+        allowed=kind.allowed,
+        meaning=row.metadata["meaning"],
+        choices=kind.choices,
+        acts=section.ACTS and row.metadata["acts"],
+    )
 
 
 def _as_json(section: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kvscope.config import (
     GuardConfig,
     MonitorConfig,
     OutputConfig,
+    Setting,
     TraceConfig,
     TransferConfig,
     describe,
@@ -82,6 +83,10 @@ def brief(value: object) -> str:
     return ascii(quoted(value))[1:-1][:40]
 
 
+def settings_described() -> list[Setting]:
+    return [row for key in describe() for row in key.settings]
+
+
 def read(additional_config: object, **environ: str) -> Config:
     return parse(additional_config, environ)
 
@@ -116,7 +121,7 @@ def test_everything_is_off_until_asked_for(nothing: object) -> None:
 @pytest.mark.parametrize("path", [f"{key}.{name}" for key, names in DEFAULTS.items() for name in names])
 def test_every_default_is_the_contracts(path: str) -> None:
     key, name = path.split(".")
-    rows = {row.path: row for row in describe()}
+    rows = {row.path: row for row in settings_described()}
     assert json.loads(rows[f"additional_config.{path}"].default) == DEFAULTS[key][name]
 
 
@@ -325,7 +330,7 @@ BAD_BY_TYPE: dict[str, list[object]] = {
 
 
 def bad_values() -> Iterator[tuple[str, object]]:
-    for row in describe():
+    for row in settings_described():
         path = row.path.removeprefix("additional_config.")
         for value in BAD_BY_TYPE[row.type.removesuffix(" or null")]:
             yield path, value
@@ -620,16 +625,25 @@ def test_nothing_travels_while_everything_is_off(untouched: object) -> None:
 
 
 def test_the_documentation_has_one_row_a_setting() -> None:
-    rows = describe()
+    rows = settings_described()
     assert [row.path for row in rows] == [
         f"additional_config.{key}.{name}" for key in DEFAULTS for name in DEFAULTS[key]
     ]
     for row in rows:
-        assert all(text and text.isprintable() for text in row)
+        texts = [row.type, row.default, row.allowed, row.meaning, *row.choices, *row.choices.values()]
+        assert all(text and text.isprintable() for text in texts)
+
+
+def test_the_documentation_has_one_section_a_key() -> None:
+    assert tuple(key.key for key in describe()) == CONFIG_KEYS
+    for key in describe():
+        assert key.meaning.isprintable()
+        assert key.meaning
+        assert "`" not in key.meaning
 
 
 def test_the_documentation_says_what_the_errors_say() -> None:
-    for row in describe():
+    for row in settings_described():
         error = error_of(placed(row.path.removeprefix("additional_config."), {"no": "object"}))
         assert error.message.endswith(f"is not {row.allowed}")
 
