@@ -90,6 +90,17 @@ class TraceFiles:
             self._close()
             self.index += 1
 
+    def close_if_removed(self) -> bool:
+        """Close the open file if its path no longer leads to it, because somebody removed or moved it or its folder.
+
+        True: it was so. The next :meth:`open` takes the next index and makes the folder again.
+        """
+        if not self.is_open or self._is_in_place():
+            return False
+        self.close()
+        self._kept.pop()  # what stands there now, if anything, is not ours to delete
+        return True
+
     def discard(self) -> None:
         """Remove the file just opened, because its first record did not get in; its index is free again."""
         if self.is_open:
@@ -101,6 +112,14 @@ class TraceFiles:
         """In a forked child: let go of the parent's file."""
         if self.is_open:
             self._close()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(self.path().stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # it cannot be seen, as in a folder that may no longer be entered: writing on still works
+            return True
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -28,12 +28,20 @@ _BUFFER_BYTES = 256 * 1024
 # the writer gives it up by itself, often.
 _SLICE_NS = 500_000
 _PAUSE_S = 0.0002
+_LOOK_NS = 1_000_000_000  # between two looks whether the file is still where it was made
 _KIND, _STEP, _APPROX_BYTES = map(Entry._fields.index, ("kind", "step", "approx_bytes"))
 _COMPONENTS = {"frontend": "frontend", "engine": "scheduler", "worker": "worker", "all": "scheduler"}
 
 
 class Writer:
-    """``written``, ``own`` and ``dropped`` count records; ``done_bytes`` is what has left the queue."""
+    """``written``, ``own`` and ``dropped`` count records; ``done_bytes`` is what has left the queue.
+
+    ``written`` is what the system took. When somebody removes the open file or its folder, that is noticed within about
+    a second, said once in the log, and a next file is begun. What the removed file held stays counted as written: when
+    it was removed is not known, and a file that was only moved away still has its records. ``seq`` goes on behind them,
+    so that a reader of what is left states the gap, and of the moved file the missing end. Records that have no file to
+    go to are dropped as ``write_error``.
+    """
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class Writer:
         self._enabled_line = b""
         self._seq = 0
         self._last_step = 0
+        self._looked_ns = 0
         self._wall_offset_ns = 0  # of the two clocks: the step path reads only the monotonic one
         self._announced: set[str] = set()
         self._done = 0
@@ -166,6 +175,7 @@ class Writer:
         now = time.monotonic_ns()
         self._cells[C_HEARTBEAT_MONO_NS] = now
         self._wall_offset_ns = time.time_ns() - now
+        self._look_for_file(_LOOK_NS if pace else 0)
         if not self._files.is_open:
             self._start_file()
         taken = 0
@@ -179,6 +189,7 @@ class Writer:
                 self._take(entry)
                 if self._lines_bytes >= _BUFFER_BYTES:
                     self._write_out()
+                    self._look_for_file(_LOOK_NS)
                 if pace and time.monotonic_ns() - slice_start > _SLICE_NS and not self._wake.is_set():
                     time.sleep(_PAUSE_S)
                     slice_start = time.monotonic_ns()
@@ -197,6 +208,7 @@ class Writer:
                 self._keep_unwritten(Entry._make(entry))
                 return
             if self._files.is_full(self._lines_bytes):
+                self._look_for_file(0)
                 self._write_out()
                 self._files.close()
             if not self._files.is_open and not self._lines:
@@ -290,6 +302,21 @@ class Writer:
         except OSError as error:
             self.sink_faults += 1
             self._announce("incident", f"an incident file cannot be written: {error.strerror or type(error).__name__}")
+
+    def _look_for_file(self, period_ns: int) -> None:
+        """Let go of a file that was removed, unless the last look was less than ``period_ns`` ago. Encoded lines have
+        their numbers and cannot go into a later file: where there are some, they are dropped with the next write.
+        """
+        now = time.monotonic_ns()
+        if now - self._looked_ns < period_ns:
+            return
+        self._looked_ns = now
+        if self._files.close_if_removed():
+            self._announce(
+                "removed",
+                "the trace file was removed or moved away, and what it held is missing in the trace; "
+                "writing goes on in a new file",
+            )
 
     def _start_file(self) -> None:
         """Open the next file, and write its kv.enabled. Whatever fails is tried again with the next records."""
