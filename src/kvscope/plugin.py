@@ -20,12 +20,11 @@ from .boundary.seams import seam_table
 from .boundary.topology import read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
 from .errors import ConfigurationError
+from .logs import say
 from .runtime.engine import EngineJudge
 from .runtime.frontend import FrontendRecorder
 from .runtime.run import ProcessRole, Run
 from .runtime.worker import WorkerJudge
-
-logger = logging.getLogger("vllm.kvscope")
 
 
 class LedgerBook:
@@ -150,12 +149,12 @@ class PluginHub:
 
     def _say_misspelled(self, additional_config: Any) -> None:
         """A misspelled key switches nothing on and is no error, since it could be another plugin's: so it is said."""
-        with contextlib.suppress(Exception):  # a log handler is foreign code, and a hint is no reason to stop a start
+        with contextlib.suppress(Exception):  # the settings are anybody's, and a hint is no reason to stop a start
             for path, ours in configuration.misspelled_keys(additional_config).items():
                 if path not in self._said:
                     self._said.add(path)
                     text = "kvscope: %s is not a key of kvscope and is left alone; did you mean %s?"
-                    logger.warning(text, path, ours)
+                    say(logging.WARNING, text, path, ours)
 
     def _enabled(self, vllm_config: Any) -> Config | None:
         config = configuration.parse(vllm_config.additional_config)
@@ -269,4 +268,4 @@ def register() -> None:
     try:
         HUB.arm()
     except Exception as error:  # noqa: BLE001 - vLLM calls plugins outside any try: whatever happens here must not stop its start
-        logger.warning("kvscope is off in this process: %s", type(error).__name__)
+        say(logging.WARNING, "kvscope is off in this process: %s", type(error).__name__)

@@ -15,8 +15,7 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, ViolationError
-
-logger = logging.getLogger("vllm.kvscope")
+from ..logs import say
 
 MAX_FAULTS = 16
 OBSERVER = "_kvscope_observer"
@@ -72,8 +71,8 @@ class Hook:
         self.disabled = self.faults >= MAX_FAULTS
         if self.faults == 1 or self.disabled:
             consequence = "it is switched off" if self.disabled else f"it is switched off after {MAX_FAULTS} faults"
-            logger.warning("kvscope: hook %s failed (%s); %s", self.name, type(error).__name__, consequence)
-            logger.debug("kvscope: hook %s", self.name, exc_info=error)
+            say(logging.WARNING, "kvscope: hook %s failed (%s); %s", self.name, type(error).__name__, consequence)
+            say(logging.DEBUG, "kvscope: hook %s", self.name, error=error)
 
 
 class Seam:

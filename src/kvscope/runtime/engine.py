@@ -9,10 +9,9 @@ from ..checks.judge import judge_bind
 from ..errors import ViolationError
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
+from ..logs import say
 from ..state.bindings import Bindings
 from .run import Run
-
-logger = logging.getLogger("vllm.kvscope")
 
 
 class EngineJudge:
@@ -107,5 +106,5 @@ class EngineJudge:
     def _stop(self, finding: Finding) -> None:
         """Latch: this engine runs no further step until its process is started anew."""
         self._latched = self._run.violation(finding)
-        logger.error("%s", self._latched)
+        say(logging.ERROR, "%s", self._latched)
         raise self._latched

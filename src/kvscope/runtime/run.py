@@ -22,13 +22,12 @@ from ..events.frozen import frozen_line
 from ..events.names import RequestNames
 from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, FindingCount, InactiveCheck
 from ..facts.topology import Ranks, Topology
+from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
 from ..sinks.stream import Stream
 from ..state.coverage import Coverage
 from .salt import run_salt
-
-logger = logging.getLogger("vllm.kvscope")
 
 COVERAGE_INTERVAL_SECONDS = 10.0
 WRITTEN_FINDINGS = 16
@@ -116,7 +115,8 @@ class Run:
             self.stream.open(self.enabled, block_sizes=sizes)
             if "engine" in self.roles:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))
-                logger.info("kvscope %s: on (%s), records in %s", __version__, parts or "nothing", self.stream.folder)
+                text = "kvscope %s: on (%s), records in %s"
+                say(logging.INFO, text, __version__, parts or "nothing", self.stream.folder)
 
     def enabled(self) -> EnabledRecord:
         """The first record of every file."""

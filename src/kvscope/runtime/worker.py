@@ -12,6 +12,7 @@ from ..checks.plan_view import StepView
 from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
+from ..logs import say
 from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
@@ -19,8 +20,6 @@ from ..state.followers import Follower
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
-
-logger = logging.getLogger("vllm.kvscope")
 
 
 class WorkerJudge:
@@ -228,7 +227,7 @@ class WorkerJudge:
         fatal = next(finding for finding in findings if finding.launch_fatal and self._run.stops(finding))
         if self._returns_results:
             error = self._run.violation(fatal)
-            logger.error("%s", error)
+            say(logging.ERROR, "%s", error)
             raise error
         num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
         for group in plan.groups:

@@ -7,16 +7,13 @@ import logging
 from kvscope.config import LogLevel
 from kvscope.events.envelope import Envelope
 from kvscope.events.schema import ViolationRecord
-
-LOGGER = "vllm.kvscope"
-"""A child of vLLM's own logger, whose handlers, level and format therefore apply."""
+from kvscope.logs import logger
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR, "fatal": logging.CRITICAL}
 
 
 class LogSink:
     def __init__(self, mode: LogLevel, tag: str) -> None:
-        self._logger = logging.getLogger(LOGGER)
         self._mode = mode
         self._tag = tag
 
@@ -25,10 +22,10 @@ class LogSink:
         if self._mode == "off":
             return
         if isinstance(record, ViolationRecord):
-            self._logger.log(_LEVELS.get(record.severity, logging.ERROR), "%s %s", self._tag, line.decode())
+            logger.log(_LEVELS.get(record.severity, logging.ERROR), "%s %s", self._tag, line.decode())
         elif self._mode == "all":
-            self._logger.info("%s %s", self._tag, line.decode())
+            logger.info("%s %s", self._tag, line.decode())
 
     def announce(self, text: str) -> None:
         """Something about kvscope itself that an operator has to know; not subject to ``kv_output.log``."""
-        self._logger.warning("kvscope: %s", text)
+        logger.warning("kvscope: %s", text)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvscope.sinks.log import LOGGER
+from kvscope.logs import LOGGER
 
 
 class Logged(logging.Handler):
@@ -26,9 +26,10 @@ class Logged(logging.Handler):
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logged]:
     logger = logging.getLogger(LOGGER)
-    handler = Logged()
+    handler, level = Logged(), logger.level
     monkeypatch.setattr(logger, "propagate", False)
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.setLevel(logging.INFO)  # not by assignment: logging remembers which levels are on
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
+    logger.setLevel(level)
