@@ -7,6 +7,7 @@ import logging
 from ..checks.finding import Finding
 from ..checks.judge import judge_bind
 from ..errors import ViolationError
+from ..events.names import PLAIN, RequestNames
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
@@ -29,6 +30,7 @@ class EngineJudge:
         self._trace_prefix = f"{run.engine_id}."
         self._latched: ViolationError | None = None
         self._mailboxes = run.mailboxes()
+        self._posted: list[Finding] = []
 
     def next_step(self) -> tuple[int, str]:
         self._step += 1
@@ -96,15 +98,17 @@ class EngineJudge:
 
     def _stop_if_due(self, step: int) -> None:
         """Stop for findings up to this step; those of later steps, already running, wait for their own result."""
-        pending = self._run.pending
-        for mailbox in self._mailboxes:
-            pending += mailbox.poll()
-        for finding in pending:
+        for finding in self._run.pending:
             if finding.step <= step:
                 self._stop(finding)
+        for mailbox in self._mailboxes:
+            self._posted += mailbox.poll()
+        for finding in self._posted:
+            if finding.step <= step:
+                self._stop(finding, names=PLAIN)  # a mailbox has the ids as they may be written
 
-    def _stop(self, finding: Finding) -> None:
+    def _stop(self, finding: Finding, names: RequestNames | None = None) -> None:
         """Latch: this engine runs no further step until its process is started anew."""
-        self._latched = self._run.violation(finding)
+        self._latched = self._run.violation(finding, names)
         say(logging.ERROR, "%s", self._latched)
         raise self._latched

@@ -53,7 +53,7 @@ class Run:
     """What the observers of one run share within one process.
 
     ``pending`` holds findings whose action is ``raise`` until EngineCore, if it lives in this process, takes them up;
-    other processes read them from the mailbox.
+    another process posts them into its mailbox, and keeps them in ``undelivered`` where it could not have one.
     """
 
     def __init__(self, run_id: str, config: Config, hooks: HookBook, versions: tuple[str | None, str | None]) -> None:
@@ -70,6 +70,7 @@ class Run:
             config.output.request_ids, run_salt() if config.output.request_ids == "hashed" else b""
         )
         self.pending: list[Finding] = []
+        self.undelivered: list[Finding] = []
         self.unjudged_cause: str | None = None
         self.is_open = False
         self._is_closed = False
@@ -169,12 +170,14 @@ class Run:
             self.pending.append(finding)
         elif self.stream.mailbox is not None:
             self.stream.mailbox.post(finding)
+        else:
+            self.undelivered.append(finding)
 
-    def violation(self, finding: Finding) -> ViolationError:
-        """The error by which ``raise`` stops the engine."""
+    def violation(self, finding: Finding, names: RequestNames | None = None) -> ViolationError:
+        """The error by which ``raise`` stops the engine; its text spells request ids as ``names`` does."""
         rule = RULES[finding.reason]
         text = frozen_line(
-            finding, rule, _action(self.config, rule.part), tag=self.config.output.log_tag, names=self.names
+            finding, rule, _action(self.config, rule.part), tag=self.config.output.log_tag, names=names or self.names
         )
         return ViolationError(
             text,

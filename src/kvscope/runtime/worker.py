@@ -83,13 +83,13 @@ class WorkerJudge:
                 trace_id=declaration.trace_id,
             )
         if not as_declared:
-            run.report(judge_handover(declaration, received, run.parts), "worker", "worker_input")
+            self._report(judge_handover(declaration, received, run.parts), "worker", "worker_input")
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
         """A message came through the executor without what the scheduler attaches to every message."""
         self._follow(received, "declaration_missing" if self._last_step else "before_first_declaration")
         if self._last_step:
-            self._run.report(judge_missing(self._last_step + 1, received, self._run.parts), "worker", "worker_input")
+            self._report(judge_missing(self._last_step + 1, received, self._run.parts), "worker", "worker_input")
 
     def on_input_unobserved(self, received: StepRequests) -> None:
         """The scheduler's hook missed this step, and said so."""
@@ -143,7 +143,7 @@ class WorkerJudge:
                 return
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
-            run.report(findings, "runner", "plan")
+            self._report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.stops(finding) for finding in findings):
                 self._refuse(plan, findings)
 
@@ -181,7 +181,7 @@ class WorkerJudge:
         self._run.coverage.dummy_runs += 1
         findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts)
         if findings:
-            self._run.report(findings, "runner", "dummy")
+            self._report(findings, "runner", "dummy")
 
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
@@ -221,6 +221,12 @@ class WorkerJudge:
             trace_id=plan.trace_id,
             approx_bytes=(128 * rows + 8 * tokens) * groups + tables_bytes,
         )
+
+    def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
+        """Without a mailbox it is the step's failure that stops the engine, where vLLM takes this rank's word."""
+        self._run.report(findings, component, boundary)
+        if self._run.undelivered and self._returns_results:
+            raise self._run.violation(self._run.undelivered[0])
 
     def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
         """Keep an access outside the cache from being launched."""

@@ -17,10 +17,13 @@ import msgspec
 import numpy as np
 
 from kvscope.checks.finding import Finding
+from kvscope.events.names import PLAIN, RequestNames
 from kvscope.sinks.shared import C_POSTED, FILE_BYTES, PAGE, SLOT_BYTES, SLOTS, SharedFile, private_cells, read_status
 
 _HEAD = struct.Struct("<QII")  # number of the entry from 1, length of the payload, checksum over number and payload
 _PAYLOAD_BYTES = SLOT_BYTES - _HEAD.size
+_ID_CHARACTERS = 224  # of up to 4 bytes: three ids, the reasons and the numbers fit
+_REASONS = 16
 _PATIENCE = 64  # polls after which an entry that stays damaged is given up: its writer died while storing it
 
 
@@ -39,31 +42,44 @@ def _checksum(number: int, payload: bytes) -> int:
 
 
 class Mailbox:
-    """The writing end, in the process that owns the shared file. ``oversized`` counts findings that fit no slot."""
+    """The writing end, in the process that owns the shared file.
 
-    def __init__(self, shared: SharedFile) -> None:
+    An entry holds what stops an engine and names the access; texts beside it are in the record. Request ids stand in it
+    as ``names`` writes them: the file is kept beside the trace.
+    """
+
+    def __init__(self, shared: SharedFile, names: RequestNames = PLAIN) -> None:
         self._memory: mmap.mmap | bytearray = shared.memory
         self._cells = shared.cells
         self._lock = threading.Lock()
         self._posted = 0
-        self.oversized = 0
+        self._names = names
 
-    def post(self, finding: Finding) -> bool:
-        """Store the finding; the oldest one is overwritten when nobody reads. False: it fits no slot."""
-        payload = _encoder.encode(finding)
-        if len(payload) > _PAYLOAD_BYTES:  # a client may choose a very long request id; texts are the first to go
-            payload = _encoder.encode(msgspec.structs.replace(finding, expected=None, actual=None, also=()))
+    def post(self, finding: Finding) -> None:
+        """Store the finding; the oldest one is overwritten when nobody reads."""
+        payload = _encoder.encode(
+            msgspec.structs.replace(
+                finding,
+                trace_id=finding.trace_id[:_ID_CHARACTERS],
+                request_id=self._named(finding.request_id),
+                other_request_id=self._named(finding.other_request_id),
+                expected=None if isinstance(finding.expected, str) else finding.expected,
+                actual=None if isinstance(finding.actual, str) else finding.actual,
+                also=finding.also[:_REASONS],
+            )
+        )
         with self._lock:
-            if len(payload) > _PAYLOAD_BYTES:
-                self.oversized += 1
-                return False
             number = self._posted + 1
             start = PAGE + number % SLOTS * SLOT_BYTES
             head = _HEAD.pack(number, len(payload), _checksum(number, payload))
             self._memory[start : start + _HEAD.size + len(payload)] = head + payload
             self._posted = number
             self._cells[C_POSTED] = number
-        return True
+
+    def _named(self, request_id: str | None) -> str | None:
+        """A client chooses its ids, and as long as it likes: an entry must fit its slot all the same."""
+        name = None if request_id is None else self._names(request_id)
+        return None if name is None else name[:_ID_CHARACTERS]
 
     def abandon(self) -> None:
         """In a forked child: the shared file is the parent's; what is posted from here goes nowhere."""

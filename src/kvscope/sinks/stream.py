@@ -73,7 +73,7 @@ class Stream:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{self.stem}.shared"
             self.shared = SharedFile(path, process=process, rank=rank, dp_rank=identity.ranks.dp, pid=self.pid)
-            self.mailbox = Mailbox(self.shared)
+            self.mailbox = Mailbox(self.shared, names)
             cells = self.shared.cells
         except OSError as error:
             self.shared_reason = f"no shared file: {error.strerror or type(error).__name__}"

@@ -13,6 +13,7 @@ from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
 from kvscope.facts.plans import Plan
 from kvscope.facts.requests import StepResult
+from kvscope.facts.topology import Ranks
 from kvscope.runtime.engine import EngineJudge
 from unit.checks.scenes import ONE_GROUP, declare
 from unit.checks.worlds import group, pool
@@ -211,5 +212,21 @@ def test_a_finding_of_a_worker_in_another_process_stops_the_engine(tmp_path: Pat
     with pytest.raises(ViolationError, match="write_target_mismatch") as raised:
         engine.on_update(declare(2), RESULT)
     assert (raised.value.step, raised.value.request, raised.value.block) == (2, "a", 3)
-    assert [f.tp_rank for f in run.pending] == [1]
+    assert run.pending == []
+    run.close()
+
+
+def test_what_was_posted_under_hashed_ids_is_named_as_in_the_records(tmp_path: Path) -> None:
+    worker = make_run(tmp_path, "worker", trace="raise", request_ids="hashed", ranks=Ranks(dp=0, tp=1, pp=0, world=1))
+    worker.open()
+    run = make_run(tmp_path, "engine", trace="raise", request_ids="hashed")
+    engine = EngineJudge(run, ONE_GROUP)
+    worker.deliver(pending(1))
+    engine.next_step()
+    with pytest.raises(ViolationError) as raised:
+        engine.on_update(None, None)
+    name = worker.names("a")
+    assert raised.value.request == name
+    assert f"request={name} " in str(raised.value)
+    worker.close()
     run.close()

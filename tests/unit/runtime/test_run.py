@@ -176,11 +176,12 @@ def test_a_worker_posts_what_stops_into_its_mailbox(tmp_path: Path) -> None:
     worker.close()
 
 
-def test_a_worker_without_a_shared_file_can_only_log(tmp_path: Path) -> None:
+def test_a_worker_without_a_shared_file_keeps_what_it_could_not_deliver(tmp_path: Path) -> None:
     worker = make_run(tmp_path, "worker", trace="raise")
     worker.open()
     worker.stream.mailbox = None
     worker.report([finding()], "runner", "plan")
+    assert [f.reason for f in worker.undelivered] == ["write_target_mismatch"]
     assert len(of_event(worker, "kv.violation")) == 1
 
 

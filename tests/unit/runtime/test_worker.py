@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -447,6 +448,25 @@ def test_on_a_rank_whose_result_is_not_returned_it_is_made_harmless(tmp_path: Pa
         ("read_outside_cache", "b", 2),
         ("write_padding_slot_enabled", None, 2),
     }
+    worker.close()
+    live.run.close()
+
+
+@pytest.mark.parametrize("returns_results", [True, False])
+def test_where_nothing_can_be_posted_the_result_itself_is_withheld(tmp_path: Path, returns_results: bool) -> None:
+    """A folder that cannot be used must not turn ``raise`` into ``log``."""
+    (tmp_path / "file").write_text("in the way")
+    worker = make_run(tmp_path / "file", "worker", trace="raise", guard="raise")
+    live = Live(tmp_path / "scene", returns_results=returns_results)
+    live.worker._run = worker
+    worker.open()
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declaration)
+    plan.groups[0].slots[0] = 88
+    with pytest.raises(ViolationError, match="write_foreign_block") if returns_results else contextlib.nullcontext():
+        live.worker.on_plan(plan)
     worker.close()
     live.run.close()
 

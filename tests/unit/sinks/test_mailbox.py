@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from kvscope.checks.finding import Finding
+from kvscope.events.names import PLAIN, RequestNames
 from kvscope.sinks.mailbox import Mailbox, MailboxReader, find_mailboxes
 from kvscope.sinks.shared import C_POSTED, PAGE, SLOT_BYTES, SLOTS, SharedFile, read_status
 from unit.events.samples import findings, say
@@ -32,9 +34,9 @@ def shared(tmp_path: Path) -> SharedFile:
 
 def test_a_reader_gets_each_finding_once_and_in_order(shared: SharedFile) -> None:
     mailbox = Mailbox(shared)
-    assert mailbox.post(finding(1))
+    mailbox.post(finding(1))
     reader = MailboxReader(shared.path)
-    assert mailbox.post(finding(2))
+    mailbox.post(finding(2))
     assert reader.poll() == [finding(1), finding(2)]
     assert reader.poll() == []
     mailbox.post(finding(3))
@@ -45,11 +47,13 @@ def test_a_reader_gets_each_finding_once_and_in_order(shared: SharedFile) -> Non
 
 @settings(max_examples=30)
 @given(value=findings)
-def test_any_finding_arrives_equal(tmp_path_factory: pytest.TempPathFactory, value: Finding) -> None:
+def test_any_finding_arrives_equal_but_for_its_texts(tmp_path_factory: pytest.TempPathFactory, value: Finding) -> None:
+    """These may name requests, and stand in the record."""
     shared = shared_file(tmp_path_factory.mktemp("mailbox") / "worker-1-1.shared")
     reader = MailboxReader(shared.path)
     Mailbox(shared).post(value)
-    assert reader.poll() == [value]
+    texts = {name: None for name in ("expected", "actual") if isinstance(getattr(value, name), str)}
+    assert reader.poll() == [msgspec.structs.replace(value, **texts)]
     reader.close()
 
 
@@ -92,14 +96,36 @@ def test_an_entry_that_stays_damaged_is_given_up_and_counted(shared: SharedFile)
     assert reader.lost == 1
 
 
-def test_a_very_long_request_id_costs_the_texts_first_and_is_never_torn(shared: SharedFile) -> None:
+@pytest.mark.parametrize("character", ["r", "é", "\U0001f600", "\ud800"])
+def test_ids_of_any_length_arrive_as_far_as_they_fit(shared: SharedFile, character: str) -> None:
+    """A client chooses its ids, and must not switch the stop off with one."""
     mailbox, reader = Mailbox(shared), MailboxReader(shared.path)
-    long = Finding(reason="x", step=1, trace_id="t", request_id="r" * 3000, expected="e" * 3000)
-    assert mailbox.post(long)
+    long = character * 5000
+    mailbox.post(
+        Finding(
+            reason="write_foreign_block", step=7, trace_id="t" * 5000, request_id=long, other_request_id=long,
+            group_id=3, block_id=1 << 40, slot=1 << 50, expected=long, actual="a" * 5000,
+            also=("write_target_mismatch",) * 40,
+        )
+    )  # fmt: skip
     (found,) = reader.poll()
-    assert (found.request_id, found.expected) == ("r" * 3000, None)
-    assert not mailbox.post(Finding(reason="x", step=1, trace_id="t", request_id="r" * 5000))
-    assert (mailbox.oversized, reader.poll()) == (1, [])
+    assert (found.reason, found.step, found.group_id, found.block_id, found.slot) == (
+        "write_foreign_block", 7, 3, 1 << 40, 1 << 50,
+    )  # fmt: skip
+    assert found.request_id == PLAIN(long)[:224] == found.other_request_id
+    assert (found.expected, found.actual, len(found.also)) == (None, None, 16)
+
+
+@pytest.mark.parametrize("mode", ["hashed", "omitted"])
+def test_an_id_that_is_not_to_be_written_is_not_in_the_file(shared: SharedFile, mode: Any) -> None:
+    names = RequestNames(mode, b"a salt of 16 byt")
+    reader = MailboxReader(shared.path)
+    Mailbox(shared, names).post(
+        Finding(reason="x", step=1, trace_id="t", request_id="secret-1", other_request_id="secret-2", actual="secret-3")
+    )
+    (found,) = reader.poll()
+    assert (found.request_id, found.other_request_id) == (names("secret-1"), names("secret-2"))
+    assert b"secret" not in shared.path.read_bytes()
 
 
 def test_numbers_from_an_array_arrive(shared: SharedFile) -> None:
