@@ -26,6 +26,7 @@ from kvscope.events.envelope import SCHEMA
 from kvscope.events.schema import (
     CoverageRecord,
     EnabledRecord,
+    ErrorRecord,
     Record,
     UnknownRecord,
     decode_record,
@@ -70,6 +71,7 @@ class ProcessLog(msgspec.Struct, kw_only=True):
     ever_dropped: bool = False
     deleted_files: int = 0
     vanished: list[str] = msgspec.field(default_factory=list)
+    native_errors: Counter[str] = msgspec.field(default_factory=Counter)
     first_wall_ns: int = 0
     last_wall_ns: int = 0
 
@@ -304,6 +306,8 @@ def _note(log: ProcessLog, record: Record) -> None:
         log.deleted_files = max(log.deleted_files, record.files_deleted)
     elif isinstance(record, CoverageRecord):
         log.coverage = record
+    elif isinstance(record, ErrorRecord):
+        log.native_errors[f"{record.error_type} in {record.boundary}"] += 1
 
 
 def _event_of(record: Record | UnknownRecord) -> str:

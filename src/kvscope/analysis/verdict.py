@@ -68,7 +68,7 @@ def coverage_line(replay: Replay) -> str:
         return "coverage: 0 rows, because no step with work was declared in this trace"
     return (
         f"coverage: {coverage.audited:,} of {coverage.scheduled:,} rows audited ({percent(coverage.share)}), "
-        f"{coverage.steps:,} steps, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+        f"{counted(coverage.steps, 'steps')}, {counted(ranks, 'ranks')}"
     )
 
 
@@ -126,7 +126,7 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
         name = f"engine {setup.dp_rank}" if len(replay.setups) > 1 else "the engine"
         yield from _engine_limits(setup, name)
     if replay.undeclared_steps and not replay.ids_omitted:  # else the declarations are there, and cannot be read
-        yield f"{replay.undeclared_steps:,} steps were carried out without a declaration in the trace"
+        yield f"without a declaration in the trace: {counted(replay.undeclared_steps, 'steps')}"
     if replay.damaged_records:
         yield f"{replay.damaged_records:,} records contradict themselves"
     for check, step in stalled(replay).items():
@@ -171,6 +171,8 @@ def _notes(replay: Replay) -> Iterator[str]:
             yield f"{log.name}: the first {log.missing_first:,} records were deleted by rotation"
         if log.status and not log.ended and not log.lost_at_end and not log.truncated:
             yield f"{log.name}: killed or still running, and nothing that it produced is missing"
+        for error, count in log.native_errors.items():
+            yield f"{log.name}: vLLM itself failed, {counted(count, 'times')}: {error}"
         if log.unknown:
             yield f"{log.name}: {counted(log.unknown, 'records')} of events that this version does not know"
         faults = {hook: count for hook, count in log.coverage.hook_faults.items() if count} if log.coverage else {}

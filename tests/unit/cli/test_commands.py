@@ -148,6 +148,24 @@ def test_check_ends_with_one_on_findings_and_folds_repeats(faulty: Path, capsys:
     assert out.splitlines()[-1] == "next: kvscope rules write_foreign_block"
 
 
+def test_an_engine_that_failed_by_itself_is_not_called_clean_without_a_word(clean: Path, capsys: Capture) -> None:
+    """Its trace may well be complete."""
+    path = next(clean.rglob("all-*.jsonl"))
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    envelope = {
+        key: lines[-1][key] for key in ("schema", "engine_id", "dp_rank", "mono_ns", "wall_ns", "after_step", "seq")
+    }
+    error = {"event": "kv.error", "component": "worker", "boundary": "worker.sample", "error_type": "builtins.OSError"}
+    lines[-1]["seq"] += 1
+    lines[-1:] = [envelope | error | {"native": True}, lines[-1]]
+    path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    for shared in clean.rglob("all-*.shared"):
+        shared.unlink()
+    main(["check", str(clean)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "vLLM itself failed, 1 time: builtins.OSError in worker.sample" in out
+
+
 def test_check_ends_with_three_where_the_trace_does_not_suffice(unfinished: Path, capsys: Capture) -> None:
     assert main(["check", str(unfinished)]) == 3
     out = capsys.readouterr().out
