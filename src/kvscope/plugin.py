@@ -146,6 +146,7 @@ class PluginHub:
         observer = getattr(getattr(core, "scheduler", None), OBSERVER, None)
         if observer is not None:
             observer.on_shutdown()
+        self._forget_closed()
 
     def _say_misspelled(self, additional_config: Any) -> None:
         """A misspelled key switches nothing on and is no error, since it could be another plugin's: so it is said."""
@@ -165,11 +166,19 @@ class PluginHub:
 
     def _disarm_unless_running(self) -> None:
         """Nothing is switched on: leave vLLM as it was found, unless another engine of this process is observed."""
+        self._forget_closed()
         if not any(pid == os.getpid() for pid, _ in self._runs):
             self.ledger.uninstall_all()
 
+    def _forget_closed(self) -> None:
+        """Engines that have ended are observed no more, and a process may start many."""
+        self._runs = {key: run for key, run in self._runs.items() if not run.is_closed}
+        if self._frontend_run is not None and self._frontend_run.is_closed:
+            self._frontend_run = None
+
     def _join(self, vllm_config: Any, config: Config, role: ProcessRole) -> Run:
         """The run of this configuration in this process; a forked child has runs of its own."""
+        self._forget_closed()
         key = (os.getpid(), run_id_of(vllm_config))
         run = self._runs.get(key)
         if run is None:

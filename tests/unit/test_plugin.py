@@ -407,12 +407,65 @@ def test_a_runner_that_goes_another_way_is_said_to(hub: PluginHub, host: type[An
 
 def test_an_engine_that_ends_ends_its_run(hub: PluginHub) -> None:
     _, scheduler, _ = one_process(hub)
+    folder = hub.run(os.getpid(), "one").stream.folder
     hub.close_engine(SimpleNamespace(scheduler=scheduler))
     hub.close_engine(SimpleNamespace(scheduler=scheduler))
-    (path,) = hub.run(os.getpid(), "one").stream.folder.glob("all-*.jsonl")
+    (path,) = folder.glob("all-*.jsonl")
     assert [json.loads(line)["event"] for line in path.read_bytes().splitlines()] == ["kv.enabled", "kv.coverage"]
     hub.close_engine(SimpleNamespace(scheduler=SimpleNamespace()))
     hub.close_engine(SimpleNamespace())
+
+
+def end(hub: PluginHub, scheduler: Any) -> None:
+    hub.close_engine(SimpleNamespace(scheduler=scheduler))
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_engines_that_have_ended_leave_nothing_behind_in_their_process(hub: PluginHub) -> None:
+    kept, before = [], descriptors()
+    for number in range(5):
+        of_one = one_process(hub, instance_id=f"engine-{number}")
+        end(hub, of_one[1])
+        kept.append(of_one)  # the host may keep its objects, and with them their observers
+        assert (hub._runs, hub._frontend_run, descriptors()) == ({}, None, before)
+
+
+def test_with_nothing_switched_on_after_an_engine_has_ended_the_host_is_as_it_was(
+    hub: PluginHub, host: type[Any]
+) -> None:
+    before = dict(vars(host))
+    register()
+    _, scheduler, _ = one_process(hub)
+    end(hub, scheduler)
+    hub.configure_frontend(vllm_config(instance_id="off", on=False))
+    assert installed(hub) == set()
+    assert all(vars(host)[name] is value for name, value in before.items())
+
+
+def test_an_engine_that_goes_on_is_observed_after_another_has_ended(hub: PluginHub) -> None:
+    _, first, _ = one_process(hub, instance_id="first")
+    one_process(hub, instance_id="second")
+    end(hub, first)
+    wrapped = installed(hub)
+    hub.configure_frontend(vllm_config(instance_id="off", on=False))
+    assert installed(hub) == wrapped
+    assert not hub.run(os.getpid(), "second").is_closed
+    with pytest.raises(KeyError):
+        hub.run(os.getpid(), "first")
+
+
+def test_a_worker_that_has_ended_is_forgotten_with_the_next_configuration(hub: PluginHub) -> None:
+    of = vllm_config(parallel={"tensor_parallel_size": 2, "world_size": 2})
+    hub.configure_worker(of)
+    worker = SimpleNamespace(vllm_config=of, rank=1, model_runner=runner())
+    hub.attach_worker(worker)
+    hub.attach_runner(worker, cache_config())
+    getattr(worker, OBSERVER).on_shutdown()
+    hub.configure_worker(vllm_config(on=False))
+    assert (hub._runs, installed(hub)) == ({}, set())
 
 
 def test_the_ledger_is_published_as_numbers_and_names(hub: PluginHub, host: type[Any]) -> None:

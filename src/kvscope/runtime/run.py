@@ -73,7 +73,7 @@ class Run:
         self.undelivered: list[Finding] = []
         self.unjudged_cause: str | None = None
         self.is_open = False
-        self._is_closed = False
+        self.is_closed = False
         self._hooks = hooks
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
@@ -202,8 +202,8 @@ class Run:
 
     def close(self) -> None:
         """Write the last coverage and what is queued, and end this process' stream. A second call does nothing."""
-        if self._stream is not None and not self._is_closed:
-            self._is_closed = True
+        if self._stream is not None and not self.is_closed:
+            self.is_closed = True
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
             self._stream.close()
 

@@ -188,6 +188,25 @@ class Stream:
         atexit.unregister(self.close)
         if self._finalizer is not None:
             self._finalizer.cancel()
+        self._release_shared_file()
+
+    def _release_shared_file(self) -> None:
+        """Give its mapping and descriptor back: a process may start many engines. Readers open the file by its path.
+
+        What is put later is counted in this process alone. The views are dropped and not released: a thread that is
+        just storing into one may finish.
+        """
+        with self._lock:
+            cells = private_cells()
+            cells[:] = self._cells
+            if not self._writer.hand_over(cells):
+                return
+            self._cells = cells
+        if self.mailbox is not None:
+            self.mailbox.abandon()
+        if self.shared is not None:
+            self.shared_reason = "the stream has ended"
+        self.mailbox = self.shared = None
 
     # Numbers ----------------------------------------------------------------------------------------------------------
 

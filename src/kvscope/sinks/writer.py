@@ -130,6 +130,12 @@ class Writer:
             finally:
                 self._busy.release()
 
+    def hand_over(self, cells: memoryview) -> bool:
+        """Count in other cells from now on. False: a disk that hangs still holds the thread, which has yet to count."""
+        if not self._is_running():
+            self._cells = cells
+        return self._cells is cells
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """While this is held, no record is under way between the queue and the files."""
@@ -178,8 +184,7 @@ class Writer:
         self._look_for_file(_LOOK_NS if pace else 0)
         if not self._files.is_open:
             self._start_file()
-        taken = 0
-        slice_start = time.monotonic_ns()
+        taken, slice_start = 0, time.monotonic_ns()
         try:
             # What comes in meanwhile is for the next round, so that a flush does not wait for a step path without rest.
             for _ in range(len(self._queue)):

@@ -192,6 +192,8 @@ def test_beyond_either_limit_records_are_dropped_and_counted_by_cause(tmp_path: 
 
 def test_the_counts_balance_under_concurrent_overload(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, queue_records=64, rotate_bytes=64 * 1024, retain_files=1000)
+    assert stream.shared is not None
+    path = stream.shared.path
     stream.open(enabled)
     threads, each = 4, 2000
     unbalanced = []
@@ -218,8 +220,7 @@ def test_the_counts_balance_under_concurrent_overload(tmp_path: Path) -> None:
     assert balance.dropped["queue_records"] > 0
     assert len(records) == balance.written
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
-    assert stream.shared is not None
-    status = read_status(stream.shared.path)
+    status = read_status(path)
     assert (status.produced, status.written, status.dropped) == (balance.produced, balance.written, balance.dropped)
     assert status.lost(records[-1]["seq"]) == 0
     assert status.closed
@@ -266,6 +267,38 @@ def test_what_is_put_after_the_end_is_counted(tmp_path: Path) -> None:
     assert stream.balance().dropped == {"closed": 1}
     assert balanced(stream)
     assert len(written(stream)) == 1
+
+
+def test_the_shared_file_is_given_back_at_the_end_and_says_what_it_said(tmp_path: Path) -> None:
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    stream = make_stream(tmp_path)
+    assert stream.shared is not None
+    path, mailbox = stream.shared.path, stream.mailbox
+    assert mailbox is not None
+    stream.open(enabled)
+    put_bind(stream)
+    stream.close()
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+    assert (stream.shared, stream.mailbox) == (None, None)
+    put_bind(stream)
+    mailbox.post(violation().finding)
+    status = read_status(path)
+    assert (status.closed, status.produced, status.written, status.dropped) == (True, 2, 2, {})
+    assert stream.balance().dropped == {"closed": 1}
+    assert balanced(stream)
+
+
+def test_the_shared_file_stays_with_a_writer_that_hangs(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path)
+    stream.open(enabled)
+    assert stream.flush(5.0)
+    with stream._writer.paused():
+        put_bind(stream)
+        stream.close(timeout_s=0.3)
+        assert stream.shared is not None
+    assert stream._writer._thread is not None
+    stream._writer._thread.join(5.0)
+    assert read_status(stream.shared.path).written == 2
 
 
 # A disk that does not take it -----------------------------------------------------------------------------------------
@@ -386,8 +419,9 @@ def test_a_forked_child_leaves_the_parents_stream_alone(tmp_path: Path) -> None:
     stream.open(enabled)
     put_bind(stream)
     assert stream.flush(5)
-    mailbox = stream.mailbox
+    mailbox, shared = stream.mailbox, stream.shared
     assert mailbox is not None
+    assert shared is not None
     with stream._writer.paused(), stream._lock:  # a child inherits held locks from threads that it does not have
         child = os.fork()
         if child == 0:
@@ -408,8 +442,7 @@ def test_a_forked_child_leaves_the_parents_stream_alone(tmp_path: Path) -> None:
     put_bind(stream)
     stream.close()
     assert [record["seq"] for record in written_by(stream)] == [1, 2, 3]
-    assert stream.shared is not None
-    assert read_status(stream.shared.path).produced == 3
+    assert read_status(shared.path).produced == 3
     assert mailbox._cells[32] == 0
     assert len(list(stream.folder.glob("*.shared"))) == 2
 
@@ -484,17 +517,18 @@ def test_the_loss_is_what_was_in_the_queue(tmp_path: Path) -> None:
     put_bind(stream)
     assert stream.flush(5)
     assert stream.shared is not None
+    path = stream.shared.path
     with stream._writer.paused():
         for _ in range(4):
             put_plan(stream)
         for _ in range(3):
             put_bind(stream)
-        status = read_status(stream.shared.path)
+        status = read_status(path)
         assert status.produced == 1 + 1 + 8 + 3
         assert status.dropped == {"queue_records": 2}
         assert status.lost(written(stream)[-1]["seq"]) == 9
     stream.close()
-    assert read_status(stream.shared.path).lost(written(stream)[-1]["seq"]) == 0
+    assert read_status(path).lost(written(stream)[-1]["seq"]) == 0
 
 
 def test_an_ordinary_exit_writes_what_is_queued(tmp_path: Path) -> None:
