@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from . import config as configuration
 from .boundary.ledger import OBSERVER, Ledger, Role, Seam
 from .boundary.seams import seam_table
-from .boundary.topology import read_ranks, read_topology, returns_results, run_id_of
+from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
 from .errors import ConfigurationError
 from .logs import say
@@ -25,6 +25,9 @@ from .runtime.engine import EngineJudge
 from .runtime.frontend import FrontendRecorder
 from .runtime.run import ProcessRole, Run
 from .runtime.worker import WorkerJudge
+
+LAUNCHER_VARIABLE = "_KVSCOPE_LAUNCHER"
+"""Process and run of whoever launched this API server, for the servers alone. It configures nothing."""
 
 
 class LedgerBook:
@@ -70,7 +73,7 @@ class PluginHub:
         config = config.resolve_output_dir(Path.cwd())
         vllm_config.additional_config = configuration.travel_dict(config, vllm_config.additional_config)
         os.environ.update(configuration.travel_environment(config))
-        self._frontend_run = self._join(vllm_config, config, "frontend")
+        self._frontend_run = self._join(vllm_config, config, "frontend", _run_of_launcher(vllm_config))
         self._install("frontend")
         self._install("bootstrap", load=True)
 
@@ -176,10 +179,10 @@ class PluginHub:
         if self._frontend_run is not None and self._frontend_run.is_closed:
             self._frontend_run = None
 
-    def _join(self, vllm_config: Any, config: Config, role: ProcessRole) -> Run:
+    def _join(self, vllm_config: Any, config: Config, role: ProcessRole, run_id: str | None = None) -> Run:
         """The run of this configuration in this process; a forked child has runs of its own."""
         self._forget_closed()
-        key = (os.getpid(), run_id_of(vllm_config))
+        key = (os.getpid(), run_id or run_id_of(vllm_config))
         run = self._runs.get(key)
         if run is None:
             run = self._runs[key] = Run(key[1], config, LedgerBook(self.ledger), _versions())
@@ -236,6 +239,20 @@ def _wrapped_by_another(original: Any) -> str | None:
     if module.startswith(("vllm", "torch", "kvscope")) or not module:
         return None
     return f"wrapped by {module} as well"
+
+
+def _run_of_launcher(vllm_config: Any) -> str | None:
+    """The run that this process' API server belongs to, None where the configuration at hand says it.
+
+    Of several API servers each makes its own VllmConfig. The one whose engines they talk to is the launcher's, which
+    leaves word in the environment that they inherit.
+    """
+    number, servers = api_server_of(vllm_config)
+    if number < 0:
+        os.environ[LAUNCHER_VARIABLE] = f"{os.getpid()}:{run_id_of(vllm_config)}"
+        return None
+    launcher, _, run_id = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
+    return run_id or None if servers > 1 or launcher == str(os.getppid()) else None
 
 
 def _runner(vllm_config: Any) -> str:

@@ -20,7 +20,7 @@ from kvscope.boundary.ledger import OBSERVER, Ledger, Role, Seam
 from kvscope.boundary.wrapping import around, creation
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE
 from kvscope.errors import ConfigurationError
-from kvscope.plugin import LedgerBook, PluginHub, probe_seams, register
+from kvscope.plugin import LAUNCHER_VARIABLE, LedgerBook, PluginHub, probe_seams, register
 from kvscope.runtime.engine import EngineJudge
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.worker import WorkerJudge
@@ -50,6 +50,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
 
 @pytest.fixture
 def hub(host: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[PluginHub]:
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "")  # what a test leaves there goes with it
     hub = PluginHub(Ledger())
     hub.table = tuple(
         Seam(role, f"{MODULE}:Engine.{name}", role, creation() if role == "bootstrap" else around(), fact="f", lost="l",
@@ -614,3 +615,31 @@ def test_an_engine_in_one_process_wraps_all_but_the_other_runner(on_vllm: tuple[
 
 def test_every_seam_matches_the_installed_vllm(on_vllm: tuple[str, dict[str, Any]]) -> None:
     assert {name: found for name, found in on_vllm[1]["probed"].items() if found != ["matched", None]} == {}
+
+
+SERVER = {"_api_process_rank": 0, "_api_process_count": 2}
+LAUNCHER = {"_api_process_rank": -1, "_api_process_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("server", "parent"),
+    [(SERVER, None), ({**SERVER, "_api_process_count": 1}, "launcher")],
+    ids=["one of two", "the only one that a launcher has"],
+)
+def test_api_servers_belong_to_the_run_of_their_launcher(
+    hub: PluginHub, server: dict[str, int], parent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes a VllmConfig of its own, which knows nothing of the engines'."""
+    hub.configure_frontend(vllm_config(instance_id="launcher", parallel=LAUNCHER))
+    if parent is not None:
+        monkeypatch.setattr(os, "getppid", os.getpid)
+    child = PluginHub(hub.ledger)
+    child.configure_frontend(vllm_config(instance_id="its own", parallel=server))
+    assert [run.run_id for run in child._runs.values()] == ["launcher"]
+
+
+def test_a_front_end_that_nobody_launched_has_a_run_of_its_own(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "1:of somebody else")
+    hub.configure_frontend(vllm_config(instance_id="its own"))
+    hub.configure_engine(vllm_config(instance_id="its own"))
+    assert [run.run_id for run in hub._runs.values()] == ["its own"]

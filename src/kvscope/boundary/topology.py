@@ -86,6 +86,16 @@ def returns_results(vllm_config: Any, ranks: Ranks) -> bool:
     return ranks.tp == 0 and ranks.pp == vllm_config.parallel_config.pipeline_parallel_size - 1
 
 
+def api_server_of(vllm_config: Any) -> tuple[int, int]:
+    """Which of how many API servers this configuration is for; the number is -1 in the process that launches them.
+
+    Each server makes a VllmConfig of its own (``run_multi_api_server``, ``vllm/entrypoints/cli/serve.py``); a front end
+    without a launcher is number 0 of 1.
+    """
+    parallel = vllm_config.parallel_config
+    return getattr(parallel, "_api_process_rank", 0), getattr(parallel, "_api_process_count", 1)
+
+
 def run_id_of(vllm_config: Any) -> str:
     """The ``instance_id`` without a data-parallel suffix: the same in every process of one run."""
     return re.sub(r"_dp\d+$", "", str(vllm_config.instance_id)) or "run"
