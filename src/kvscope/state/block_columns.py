@@ -132,7 +132,8 @@ class BlockColumns:
         except OverflowError:  # an id that does not fit into 64 bits is in no pool
             ids = np.array([b if 0 <= b < self.num_blocks else NONE for b in block_ids], np.int64)
         # As unsigned numbers the negative ids are too large as well.
-        return np.minimum(ids.view(np.uint64), np.uint64(self.num_blocks)).astype(np.intp)
+        rows: Where = np.minimum(ids.view(np.uint64), np.uint64(self.num_blocks)).astype(np.intp)
+        return rows
 
     def _has(self, block_id: int) -> bool:
         """Whether it is a block of the pool that is counted: any but the null block."""
