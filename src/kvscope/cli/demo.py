@@ -40,7 +40,7 @@ _LOAD = {
 }
 # A pool that is a little too small for this load, so that requests compete for blocks and some lose theirs, while most
 # steps still have eight rows.
-_BLOCKS = {RunnerName.v1: 56, RunnerName.v2: 28}
+_BLOCKS = {RunnerName.v1: 46, RunnerName.v2: 28}
 _SERVER_DEADLINE_S, _TRAFFIC_DEADLINE_S, _STOP_DEADLINE_S, _ENGINE_DEADLINE_S = 180, 120, 60, 180
 # Time for the engine's process to end its trace: vLLM's default kills it as soon as the server is told to stop.
 _SHUTDOWN_TIMEOUT_S, _ADVISED_TIMEOUT_S = 20, 10
