@@ -39,7 +39,7 @@ def arrived_as_declared(scheduler_output: Any, declared: StepRequests) -> bool:
     cached = scheduler_output.scheduled_cached_reqs
     new = scheduler_output.scheduled_new_reqs
     return (
-        (new == declared.new_ids or _new_as_declared(new, declared))
+        (_new_as_declared(new, declared) if new else not declared.new_ids)
         and scheduler_output.num_scheduled_tokens == declared.scheduled
         and cached.req_ids == declared.cached_ids
         and cached.num_computed_tokens == declared.cached_computed

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from operator import add, floordiv, ge
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,13 +26,25 @@ _INT32 = Struct("=i")
 _PADDING = PAD_SLOT.to_bytes(8, "little", signed=True)
 
 
+class _Batch(NamedTuple):
+    """The rows of a step as declared, all lists ``[rows]``: blocks from ``skipped`` up to ``needed`` are read, and
+    ``lengths`` are the tokens in the step (None: one a row).
+    """
+
+    tables: list[Table]
+    computed: list[int]
+    needed: list[int]
+    skipped: list[int]
+    lengths: list[int] | None
+
+
 class Follower:
     """One group of the batch of one runner."""
 
     def __init__(self, bindings: Bindings, group_index: int) -> None:
         self.group = bindings.topology.groups[group_index]
         self._topology = bindings.topology
-        self.group_index = self._index = group_index
+        self.group_index = group_index
         self._offsets = np.arange(self.group.block_size)
         # The batch that was agreed to last, and what its rows were found to have; without tables there is none.
         self._tables: list[Table] | None = None
@@ -71,22 +84,15 @@ class Follower:
             if agreed is not None:
                 return agreed
         self._tables = None  # until everything is agreed to
-        return self._begin(tables, computed, needed, skipped, lengths, group)
+        return self._begin(_Batch(tables, computed, needed, skipped, lengths), group)
 
     # A batch that is looked at row by row -----------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        tables: list[Table],
-        computed: list[int],
-        needed: list[int],
-        skipped: list[int],
-        lengths: list[int] | None,
-        group: GroupPlan,
-    ) -> AgreedGroup | None:
-        size, index = self.group.block_size, self._index
-        slots = self._slots(tables, computed, needed, skipped, lengths)
-        if slots is None or not self._holds(tables, needed, skipped, group):
+    def _begin(self, batch: _Batch, group: GroupPlan) -> AgreedGroup | None:
+        tables, _, needed, skipped, lengths = batch
+        size, index = self.group.block_size, self.group_index
+        slots = self._slots(batch)
+        if slots is None or not self._holds(batch, group):
             return None
         padding = group.slots.size - len(slots)
         if group.slots.tobytes() != slots.tobytes() + _PADDING * padding:
@@ -99,8 +105,9 @@ class Follower:
         self._agreed = agreed if lengths is None else None
         return agreed
 
-    def _holds(self, tables: list[Table], needed: list[int], skipped: list[int], group: GroupPlan) -> bool:
+    def _holds(self, batch: _Batch, group: GroupPlan) -> bool:
         """Whether the plan's tables are the declared ones wherever attention reads."""
+        tables, needed, skipped = batch.tables, batch.needed, batch.skipped
         counted: list[int] = group.table_blocks.tolist()
         widest = max(needed, default=1)
         if widest > group.tables.shape[1] or not all(map(ge, counted, needed)):
@@ -110,24 +117,18 @@ class Follower:
         self._held = held = self._view.tobytes()
         width_bytes = self._view.shape[1] * _INT32.size
         for row, (table, first, end) in enumerate(zip(tables, skipped, needed, strict=True)):
-            declared = table.blocks[self._index][first:end].tobytes()
+            declared = table.blocks[self.group_index][first:end].tobytes()
             start = row * width_bytes + first * _INT32.size
             if held[start : start + len(declared)] != declared:
                 return False
         return True
 
-    def _slots(
-        self,
-        tables: list[Table],
-        computed: list[int],
-        needed: list[int],
-        skipped: list[int],
-        lengths: list[int] | None,
-    ) -> array[int] | None:
+    def _slots(self, batch: _Batch) -> array[int] | None:
         """The declared slots of all tokens; None where a table falls short, has a block that nothing may touch, or
         shares one in which it is written with another row.
         """
-        size, index = self.group.block_size, self._index
+        tables, computed, needed, skipped, lengths = batch
+        size, index = self.group.block_size, self.group_index
         slots, written = array("q"), array("i")
         for row, (table, start, end) in enumerate(zip(tables, computed, needed, strict=True)):
             blocks = table.blocks[index]
@@ -156,7 +157,7 @@ class Follower:
     def _grow(self, needed: list[int]) -> bool:
         """Take in rows that need one block more than before; False where that is not all that changed."""
         assert self._tables is not None
-        width, index = self._view.shape[1], self._index
+        width, index = self._view.shape[1], self.group_index
         held, starts = bytearray(self._held), self._tail_starts.copy()
         for row, (before, now) in enumerate(zip(self._needed, needed, strict=True)):
             if now == before:
