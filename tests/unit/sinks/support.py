@@ -8,7 +8,7 @@ from typing import Any
 
 from kvscope.checks.finding import Finding
 from kvscope.config import OutputConfig
-from kvscope.events.codec import Identity, enabled_record
+from kvscope.events.codec import Identity, coverage_record, enabled_record
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.events.schema import EnabledRecord
 from kvscope.facts.topology import Ranks
@@ -56,6 +56,22 @@ def files(stream: Stream) -> list[Path]:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def put_coverage(stream: Stream) -> None:
+    record = coverage_record(
+        steps=1,
+        empty_steps=0,
+        rows_scheduled=1,
+        rows=1,
+        tokens=1,
+        checks_run={},
+        checks_skipped={},
+        hook_calls={},
+        hook_faults={},
+        hook_time_ns={},
+    )
+    stream.put("coverage", record, component="worker", boundary="end")
 
 
 def written(stream: Stream) -> list[dict[str, Any]]:

@@ -12,11 +12,10 @@ import pytest
 from kvscope.analysis.reader import ProcessLog, Trace
 from kvscope.analysis.replay import Replay
 from kvscope.analysis.verdict import INCONCLUSIVE, losses_of, verdict_of
-from kvscope.events.codec import coverage_record
 from kvscope.sinks.files import TraceFiles
 from kvscope.sinks.stream import Stream
 from unit.sinks.conftest import Logged
-from unit.sinks.support import enabled, files, lines, make_stream, put_bind, written
+from unit.sinks.support import enabled, files, lines, make_stream, put_bind, put_coverage, written
 
 REMOVED = "removed or moved away"
 FIRST = "records missing before the first one"
@@ -41,22 +40,6 @@ def put(stream: Stream, binds: int) -> None:
         put_bind(stream, step=step + 1)
     assert stream.flush(5)
     assert balanced(stream)
-
-
-def put_coverage(stream: Stream) -> None:
-    record = coverage_record(
-        steps=1,
-        empty_steps=0,
-        rows_scheduled=1,
-        rows=1,
-        tokens=1,
-        checks_run={},
-        checks_skipped={},
-        hook_calls={},
-        hook_faults={},
-        hook_time_ns={},
-    )
-    stream.put("coverage", record, component="worker", boundary="end")
 
 
 def balanced(stream: Stream) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.events.codec import coverage_record, error_record
+from kvscope.events.codec import error_record
 from kvscope.events.schema import EnabledRecord, decode_record
 from kvscope.sinks.shared import read_status
 from kvscope.sinks.stream import Stream
@@ -24,6 +24,7 @@ from unit.sinks.support import (
     lines,
     make_stream,
     put_bind,
+    put_coverage,
     put_plan,
     violation,
     written,
@@ -132,20 +133,7 @@ def test_coverage_says_what_was_written_and_dropped_before_it(tmp_path: Path) ->
         put_bind(stream)
     stream.open(enabled)
     assert stream.flush(5)
-    empty: dict[str, int] = {}
-    record = coverage_record(
-        steps=1,
-        empty_steps=0,
-        rows_scheduled=1,
-        rows=1,
-        tokens=1,
-        checks_run=empty,
-        checks_skipped={},
-        hook_calls=empty,
-        hook_faults=empty,
-        hook_time_ns=empty,
-    )
-    stream.put("coverage", record, component="worker", boundary="periodic")
+    put_coverage(stream)
     stream.close()
     last = written(stream)[-1]
     assert last["records_written"] == last["seq"] - 1 == 4
