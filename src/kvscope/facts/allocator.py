@@ -25,8 +25,11 @@ EVICT = "evict"
 """All hashes of the blocks were dropped outside of an allocation: ``evict_blocks``, ``_maybe_evict_cached_block``."""
 RESET = "reset"
 """``BlockPool.reset_prefix_cache`` that returned True: no block of the pool has a hash any more."""
+RECEIVE = "receive"
+"""A load into blocks of a request has ended, outside of any step (``Scheduler._update_waiting_for_remote_kv``): the
+first ``filled`` tokens of each are valid, and nothing that is not ordered with the steps writes into them any more."""
 
-KINDS = (ALLOC, TOUCH, FREE, HOLD, CACHE, EVICT, RESET)
+KINDS = (ALLOC, TOUCH, FREE, HOLD, CACHE, EVICT, RESET, RECEIVE)
 
 CAUSE_UNKNOWN = "unknown"
 CAUSE_ALLOCATE = "allocate"
@@ -76,6 +79,9 @@ them go; ``unpin_blocks`` of HiSparse, whose blocks go on being read until they 
 class PoolOperation(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One call of one pool, as it was when the call returned. Lists are the record's own, nothing aliases the host.
 
+    ``step`` numbers the ``Scheduler.schedule()`` result that was being made (``scheduling`` True) or that was the last
+    one made (False).
+
     ``pool`` is an ordinal; 0 is ``KVCacheManager.block_pool``, which attention uses. HiSparse and CPU offload have
     more. One call of ``free_blocks`` may be about several (it hands blocks of other pools on to them): one record a
     pool.
@@ -105,10 +111,17 @@ class PoolOperation(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     ``hash_tokens`` ``[n]``: tokens of each block, from its first one on, that its primary hash covers
     (``KVCacheBlock.block_hash_num_tokens`` less the tokens of the blocks before it). None: not known.
+
+    ``filled`` ``[n]``: for ``receive`` alone, the valid tokens of each block from its first one on.
+
+    ``generations`` ``[n]``: for ``alloc`` alone, how often each block has now been handed out. It is the one number
+    here that is not the host's: whoever replays the operations holds its own count against it.
     """
 
     kind: str
     block_ids: list[int]
+    step: int = 0
+    scheduling: bool = False
     pool: int = 0
     cause: str = CAUSE_UNKNOWN
     request_id: str | None = None
@@ -118,3 +131,5 @@ class PoolOperation(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     ref_counts: list[int] | None = None
     hash_counts: list[int] | None = None
     hash_tokens: list[int] | None = None
+    filled: list[int] | None = None
+    generations: list[int] | None = None

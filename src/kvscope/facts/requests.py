@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .allocator import PoolOperation
+
 BlockIds = tuple[list[int], ...]
 """Block ids of one request, one list a KV-cache group."""
 
@@ -66,6 +68,9 @@ class Declaration(msgspec.Struct, kw_only=True, gc=False):
     ``step`` counts every ``schedule()`` result from 1, empty ones included. ``new_prompt_tokens`` runs beside
     ``requests.new_ids``, ``cached_output_tokens`` beside ``requests.cached_ids``. ``spec_tokens`` has only requests
     that were given draft tokens. Token counts, never token ids.
+
+    ``operations`` is what the block pool did since the declaration before, in order, and ``operations_before`` how many
+    operations there were until then, so that who misses some knows it. None: the pool is not observed.
     """
 
     step: int
@@ -80,6 +85,8 @@ class Declaration(msgspec.Struct, kw_only=True, gc=False):
     zero_blocks: list[int] | None
     copies: list[tuple[int, int]] | None
     connector_plan: str | None
+    operations: list[PoolOperation] = []
+    operations_before: int | None = None
 
     @property
     def is_empty(self) -> bool:

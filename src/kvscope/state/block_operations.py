@@ -288,6 +288,12 @@ class BlockOperations(WrittenPrefix):
         del step  # the contents stay
         self._rows[np.array(operation.block_ids), HASHES : HASH_TOKENS + 1] = 0
 
+    def _receive(self, operation: PoolOperation, step: int) -> None:
+        filled = operation.filled
+        if filled is not None and len(filled) == len(operation.block_ids):
+            self.receive(operation.block_ids, filled, step)
+            self.roll_back(operation.block_ids, filled)
+
 
 _APPLIERS = {
     facts.ALLOC: BlockOperations._allocate,
@@ -296,6 +302,7 @@ _APPLIERS = {
     facts.HOLD: BlockOperations._hold,
     facts.CACHE: BlockOperations._cache,
     facts.EVICT: BlockOperations._evict,
+    facts.RECEIVE: BlockOperations._receive,
 }
 
 
@@ -318,6 +325,7 @@ def _one_of(operation: PoolOperation, offset: int) -> PoolOperation:
         first_index=None if first_index is None else first_index + offset,
         hash_counts=item(operation.hash_counts),
         hash_tokens=item(operation.hash_tokens),
+        filled=item(operation.filled),
     )
 
 
