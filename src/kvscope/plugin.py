@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import config as configuration
+from .boundary.allocator import PoolReader
 from .boundary.ledger import OBSERVER, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
@@ -86,6 +87,8 @@ class PluginHub:
         run.ranks = read_ranks(vllm_config, None)
         run.runner = _runner(vllm_config)
         self._install("engine")
+        if config.guard.enabled:
+            self._install("allocator")
         self._install("bootstrap", load=True)
 
     def configure_worker(self, vllm_config: Any) -> None:
@@ -114,7 +117,10 @@ class PluginHub:
         run.topology = read_topology(scheduler.kv_cache_config)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         run.open()
-        setattr(scheduler, OBSERVER, EngineJudge(run, run.topology))
+        judge = EngineJudge(run, run.topology)
+        setattr(scheduler, OBSERVER, judge)
+        if judge.pool is not None:
+            judge.pool.host = PoolReader(judge, scheduler)
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ..facts.allocator import PoolOperation
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
 
@@ -23,11 +24,17 @@ class FrontendObserver(Observer, Protocol):
 
 
 class EngineObserver(Observer, Protocol):
-    """Observes one Scheduler. ``on_schedule*`` and ``on_update`` may raise ViolationError."""
+    """Observes one Scheduler. ``on_schedule*`` and ``on_update`` may raise ViolationError.
+
+    ``on_pool`` and ``on_handing_out`` may not: the pool's books would be left half written."""
 
     def next_step(self) -> tuple[int, str]: ...
 
     def on_schedule_begin(self) -> None: ...
+
+    def on_pool(self, operation: PoolOperation, boundary: str) -> None: ...
+
+    def on_handing_out(self, operation: PoolOperation, boundary: str) -> None: ...
 
     def on_schedule(self, declaration: Declaration) -> None: ...
 

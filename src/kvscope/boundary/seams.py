@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import frontend, results, runner_v1, runner_v2, scheduler, worker
 from .ledger import Role, Seam
+from .pool_seams import pool_seams
 from .wrapping import around, creation
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ HOSTS = ("0.32",)
 
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
-    return (*_bootstrap(hub), *_frontend(hub), *_engine(hub), *_worker(hub), *_runners())
+    return (*_bootstrap(hub), *_frontend(hub), *_engine(hub), *pool_seams(), *_worker(hub), *_runners())
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:

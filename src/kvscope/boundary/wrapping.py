@@ -13,8 +13,10 @@ Before = Callable[..., None]
 After = Callable[..., None]
 
 
-def around(*, before: Before | None = None, after: After | None = None, settle: Before | None = None) -> Wrap:
-    """Wrap a method of an observed object.
+def around(
+    *, before: Before | None = None, after: After | None = None, settle: Before | None = None, carrier: str = OBSERVER
+) -> Wrap:
+    """Wrap a method of an observed object, which has its observer in the attribute ``carrier``.
 
     ``before(observer, self, args, kwargs)`` runs ahead of the host, ``after(observer, self, args, kwargs, result)``
     behind it, ``settle(observer, result)`` last and even if the hook is off (it must not fail). This runs several times
@@ -24,7 +26,7 @@ def around(*, before: Before | None = None, after: After | None = None, settle: 
     def wrap(original: Original, hook: Hook) -> Original:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            observer = getattr(self, OBSERVER, None)
+            observer = getattr(self, carrier, None)
             if observer is None:
                 return original(self, *args, **kwargs)
             if before is not None and not hook.disabled:
@@ -50,6 +52,68 @@ def around(*, before: Before | None = None, after: After | None = None, settle: 
                 hook.time_ns += perf_counter_ns() - start
             if settle is not None:
                 settle(observer, result)
+            return result
+
+        return wrapper
+
+    return wrap
+
+
+def scoped(enter: Callable[..., Any], leave: Callable[[Any, Any], None], *, carrier: str) -> Wrap:
+    """Wrap a method that others are called from, so that they know on whose behalf.
+
+    ``enter(reader, self, args, kwargs)`` runs ahead of the host, and ``leave(reader, what enter returned)`` when it is
+    through, by whichever way. ``carrier`` is the attribute by which the host object has its reader. Some of these run
+    for every request of every step: the two are not timed, what they lead to is.
+    """
+
+    def wrap(original: Original, hook: Hook) -> Original:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            reader = getattr(self, carrier, None)
+            if reader is None or hook.disabled:
+                return original(self, *args, **kwargs)
+            hook.calls += 1
+            entered = None
+            try:
+                entered = enter(reader, self, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
+                hook.caught(error)
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException as error:
+                hook.native_error(reader, error)
+                raise
+            finally:
+                try:
+                    leave(reader, entered)
+                except Exception as error:  # noqa: BLE001 - fenced, as above
+                    hook.caught(error)
+
+        return wrapper
+
+    return wrap
+
+
+def listing(after: After, *, carrier: str) -> Wrap:
+    """Wrap a method whose first argument may be an iterator that can be gone through only once: it gets a list.
+
+    ``after(reader, self, items, kwargs)`` runs behind the host with that list.
+    """
+
+    def wrap(original: Original, hook: Hook) -> Original:
+        @functools.wraps(original)
+        def wrapper(self: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
+            reader = getattr(self, carrier, None)
+            if reader is None or hook.disabled:
+                return original(self, items, *args, **kwargs)
+            items = list(items)
+            try:
+                result = original(self, items, *args, **kwargs)
+            except BaseException as error:
+                hook.native_error(reader, error)
+                raise
+            hook.run(after, reader, self, items, kwargs)
             return result
 
         return wrapper

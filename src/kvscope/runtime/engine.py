@@ -8,10 +8,12 @@ from ..checks.finding import Finding
 from ..checks.judge import judge_bind
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
+from ..facts.allocator import PoolOperation
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..state.bindings import Bindings
+from .pool import PoolJudge
 from .run import Run
 
 
@@ -25,6 +27,8 @@ class EngineJudge:
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
+        self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
+        self._scheduling = False
         self._judged_groups = sum(group.judged for group in topology.groups)
         self._step = 0
         self._trace_prefix = f"{run.engine_id}."
@@ -40,14 +44,38 @@ class EngineJudge:
         if self._latched is not None:
             raise self._latched
         self._stop_if_due(self._step)
+        if self._scheduling and self.pool is not None:  # the step before was never told
+            self.pool.legality.forgive()
+        self._scheduling = True
+
+    def on_pool(self, operation: PoolOperation, boundary: str) -> None:
+        """The pool has done something, in a step or between two."""
+        if self.pool is not None:
+            self.pool.take(operation, boundary, self._date(operation))
+
+    def on_handing_out(self, operation: PoolOperation, boundary: str) -> None:
+        """The pool is about to refuse what its own free queue gave it."""
+        if self.pool is not None:
+            self.pool.about_to_hand_out(operation, boundary, self._date(operation))
+
+    def _date(self, operation: PoolOperation) -> str:
+        """Say in which step it happened, or after which; the step's trace id."""
+        operation.scheduling = self._scheduling
+        operation.step = self._step + self._scheduling
+        return self._trace_prefix + str(operation.step)
 
     def on_schedule(self, declaration: Declaration) -> None:
-        run, requests = self._run, declaration.requests
+        run, requests, pool = self._run, declaration.requests, self.pool
+        self._scheduling = False
+        if pool is not None:
+            pool.hand_over(declaration)
         self._bindings.apply(requests)
         if declaration.total_num_scheduled_tokens == 0:
             run.coverage.empty_steps += 1
             # Its word on who finished or was preempted is needed to replay the steps that follow.
             if not (requests.finished or requests.preempted):
+                if pool is not None:
+                    pool.declare(declaration)
                 return
         else:
             run.coverage.steps += 1
@@ -61,6 +89,8 @@ class EngineJudge:
             trace_id=declaration.trace_id,
             approx_bytes=256 * len(requests.scheduled),
         )
+        if pool is not None:
+            pool.declare(declaration)
         if not self._bindings.doubtful:
             return
         findings = judge_bind(declaration, self._bindings, run.parts)
@@ -81,6 +111,8 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
+        if self.pool is not None and declaration is not None and not declaration.is_empty:
+            self.pool.confirm(declaration, result)
         self._stop_if_due(step)
         run.cover("scheduler", "update_from_output")
 

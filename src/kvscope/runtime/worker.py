@@ -17,6 +17,7 @@ from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.followers import Follower
+from .follower import PoolFollower
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
@@ -35,6 +36,7 @@ class WorkerJudge:
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
+        self._pool: PoolFollower | None = None
         self._groups: list[BatchTable] = []
         self._followers: list[Follower] = []
         self._kept_groups: Sequence[AgreedGroup | None] = []  # what several steps share is queued with the first
@@ -50,6 +52,7 @@ class WorkerJudge:
     def bind_topology(self, topology: Topology) -> None:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
+        self._pool = PoolFollower(self._run, topology, self._bindings) if "kv_guard_config" in self._run.parts else None
         judged = [i for i, group in enumerate(topology.groups) if group.judged]
         self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
@@ -65,8 +68,12 @@ class WorkerJudge:
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
         if self._bindings is None:
             return
-        run, declared = self._run, declaration.requests
+        run, declared, pool = self._run, declaration.requests, self._pool
+        if pool is not None:
+            pool.take(declaration)
         self._bindings.apply(declared)
+        if pool is not None:
+            pool.advance(declaration)
         self._computed_of = declared.computed()
         self._current = self._result_of = declaration
         self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
@@ -101,6 +108,8 @@ class WorkerJudge:
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
+        if self._pool is not None:
+            self._pool.forgive()
 
     def _skip(self, cause: str, requests: int) -> None:
         if requests > 0:
@@ -130,7 +139,7 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
-        if not self._spell_tables:
+        if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
                 self._accounted = True
@@ -152,7 +161,9 @@ class WorkerJudge:
         findings: list[Finding] = []
         judged = judged_rows(plan, declaration, bindings)
         if judged.request_ids:
-            step = StepView(judged, declaration, bindings)
+            step = StepView(
+                judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
+            )
             groups = [step.group(batch) for batch in self._groups]
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
@@ -179,7 +190,8 @@ class WorkerJudge:
             after_step=self._last_step,
         )
         self._run.coverage.dummy_runs += 1
-        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts)
+        ledger = self._pool.sides[0] if self._pool is not None else None
+        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=ledger)
         if findings:
             self._report(findings, "runner", "dummy")
 

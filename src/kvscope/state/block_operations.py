@@ -290,9 +290,15 @@ class BlockOperations(WrittenPrefix):
 
     def _receive(self, operation: PoolOperation, step: int) -> None:
         filled = operation.filled
-        if filled is not None and len(filled) == len(operation.block_ids):
-            self.receive(operation.block_ids, filled, step)
-            self.roll_back(operation.block_ids, filled)
+        if filled is None or len(filled) != len(operation.block_ids):
+            return
+        where, tokens = np.array(operation.block_ids, np.intp), np.array(filled, np.int32)
+        if operation.request_id is not None:
+            # The request's table begins with what it hit, and no load goes there.
+            loaded = self._rows[where, RESERVED] > 0
+            where, tokens = where[loaded], tokens[loaded]
+        self.receive(where, tokens, step)
+        self.roll_back(where, tokens)
 
 
 _APPLIERS = {

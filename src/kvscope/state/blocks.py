@@ -116,6 +116,12 @@ class BlockLedger(BlockOperations):
         """What a request has in its tables, then what it gave up and still refers to."""
         return self._holders.shares_by(request_id)
 
+    def allocated_blocks(self, request_id: str, group_id: int) -> int | None:
+        """How far a live request's table of a group reaches, in blocks; None for a request without one."""
+        holder = self._holders.by_id.get(request_id)
+        table = None if holder is None else holder.live.tables.get(group_id)
+        return None if table is None else len(table)
+
     def history(self, block_id: int) -> BlockHistory | None:
         """What became of one block; None outside the pool."""
         if not 0 <= block_id < self.num_blocks:

@@ -19,8 +19,9 @@ class Coverage:
     """Totals of one process. Plain attributes, since the step path adds to them.
 
     A row is one request in one step, one group and one rank; ``rows`` are those whose plan was judged. ``handovers``
-    counts requests in messages, ``dummy_runs`` runs. ``skipped`` is what was not judged, by ``(check, cause)``; a check
-    is a family (C1, C3, …) or ``plan`` where all of them fell away together.
+    counts requests in messages, ``dummy_runs`` runs, ``pool_operations`` calls of the block pool, and
+    ``audited_blocks`` how often a block was held against the pool itself. ``skipped`` is what was not judged, by
+    ``(check, cause)``; a check is a family (C1, C3, …) or ``plan`` where all of them fell away together.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,8 @@ class Coverage:
         self.tokens = 0
         self.handovers = 0
         self.dummy_runs = 0
+        self.pool_operations = 0
+        self.audited_blocks = 0
         self.skipped: Counter[tuple[str, str]] = Counter()
         self.findings: dict[tuple[str, int | None], Tally] = {}
 

@@ -7,7 +7,7 @@ blocks may have been freed and handed out again; then the step says nothing abou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from .block_columns import (
     CONFIRMED,
     DECLARED,
     GENERATION,
+    HASHES,
     LARGEST,
+    REFERENCES,
     RESERVED,
     SHIFT,
     WRITTEN_STEP,
@@ -112,6 +114,11 @@ class WrittenPrefix(BlockColumns):
             where, tokens = self._tokens(block_ids, confirmed)
         np.minimum.at(self._rows[:, CONFIRMED], where, tokens)
 
+    def assume_written(self) -> None:
+        """Every block that somebody has or could hit counts as written to its end, because nobody knows better."""
+        used = (self._rows[:, REFERENCES] > 0) | (self._rows[:, HASHES] > 0)
+        self._rows[used, DECLARED] = self._rows[used, CONFIRMED] = LARGEST
+
     def receive(self, block_ids: Ids, filled: Filled, step: int) -> None:
         """A receive into these blocks ``[n]`` has completed after step ``step`` and filled so many tokens of each. It
         reserves them no longer.
@@ -125,6 +132,16 @@ class WrittenPrefix(BlockColumns):
         """
         self.roll_back(block_ids, filled)
         self._rows[self._tokens(block_ids, 0)[0], RESERVED] = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a step that was declared to write has not been confirmed."""
+        return bool(self._pending)
+
+    @property
+    def pending_steps(self) -> Iterable[int]:
+        """Steps that were declared to write and not confirmed, in their order."""
+        return self._pending.keys()
 
     def pending(self) -> dict[int, list[tuple[int, int, int]]]:
         """Steps that were declared and not confirmed, with ``(block, generation, tokens filled)`` in order."""

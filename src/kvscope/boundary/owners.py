@@ -1,0 +1,146 @@
+"""On whose behalf the block pool is called: the callers that know the request, or why it loses its blocks.
+
+Source (0.32): ``vllm/v1/core/sched/scheduler.py`` and ``vllm/v1/core/kv_cache_manager.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..facts import allocator as facts
+from ..facts.allocator import PoolOperation
+from .allocator import NOBODY, PoolReader, Scope
+
+# Blocks come ----------------------------------------------------------------------------------------------------------
+
+_ALLOCATE_SLOTS = (
+    "request",
+    "num_new_tokens",
+    "num_new_computed_tokens",
+    "new_computed_blocks",
+    "num_lookahead_tokens",
+    "num_external_computed_tokens",
+    "delay_cache_blocks",
+)
+
+
+def enter_allocate_slots(reader: PoolReader, manager: Any, args: Any, kwargs: Any) -> Any:
+    reader.allocating = args[0] if args else kwargs["request"]
+    return reader, args, kwargs
+
+
+def leave_allocate_slots(reader: PoolReader, entered: Any) -> None:
+    if reader.waiting:
+        _, args, kwargs = entered
+        named = dict(zip(_ALLOCATE_SLOTS, args, strict=False)) | kwargs
+        external = named.get("num_external_computed_tokens", 0)
+        computed = reader.allocating.num_computed_tokens + named.get("num_new_computed_tokens", 0)
+        reader.settle(computed + external if external else 0, delayed=bool(named.get("delay_cache_blocks", False)))
+    reader.allocating = None
+
+
+# Blocks go ------------------------------------------------------------------------------------------------------------
+
+
+def after_pop_blocks(reader: PoolReader, manager: Any, args: Any, kwargs: Any, blocks: Any) -> None:
+    """The request's table is given up, and its blocks are released by a later step."""
+    blocks = [block for block in blocks if not block.is_null]
+    if not blocks:
+        return
+    request_id = (args[0] if args else kwargs["request"]).request_id
+    reader.popped.update((block.block_id, request_id) for block in blocks)
+    operation = PoolOperation(
+        kind=facts.HOLD,
+        block_ids=[block.block_id for block in blocks],
+        cause=facts.CAUSE_DEFERRED,
+        request_id=request_id,
+        ref_counts=[block.ref_cnt for block in blocks],
+    )
+    reader.observer.on_pool(operation, "pop_blocks_for_free")
+
+
+def after_free_request(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """A finished request that the scheduler still knows waits for its connector."""
+    request = args[0] if args else kwargs["request"]
+    if request.request_id in scheduler.requests:
+        operation = reader.table_operations(facts.HOLD, request.request_id, facts.CAUSE_PIN)
+        if operation is not None:
+            reader.observer.on_pool(operation, "_free_request")
+
+
+def leave_scope(reader: PoolReader, before: Scope | None) -> None:
+    reader.scope = NOBODY if before is None else before
+
+
+def _enter(reader: PoolReader, cause: str, request_id: str | None) -> Scope:
+    before, reader.scope = reader.scope, (cause, request_id)
+    return before
+
+
+def enter_preempt(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    return _enter(reader, facts.CAUSE_PREEMPT, (args[0] if args else kwargs["request"]).request_id)
+
+
+def enter_finish_requests(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    return _enter(reader, facts.CAUSE_ABORT, None)
+
+
+def enter_free_request_blocks(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    cause = reader.scope[0]
+    return _enter(
+        reader,
+        facts.CAUSE_FINISH if cause == facts.CAUSE_UNKNOWN else cause,
+        (args[0] if args else kwargs["request"]).request_id,
+    )
+
+
+def enter_remove_skipped(reader: PoolReader, manager: Any, args: Any, kwargs: Any) -> Scope:
+    return _enter(reader, facts.CAUSE_WINDOW, args[0] if args else kwargs["request_id"])
+
+
+def enter_drain(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    return _enter(reader, facts.CAUSE_DEFERRED, None)
+
+
+def enter_free_copied(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    return _enter(reader, facts.CAUSE_COPY, None)
+
+
+def enter_invalid_blocks(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> tuple[Scope, list[int]]:
+    invalid = sorted(args[0] if args else kwargs["invalid_block_ids"])
+    return _enter(reader, facts.CAUSE_LOAD_FAILED, None), invalid
+
+
+def leave_invalid_blocks(reader: PoolReader, entered: tuple[Scope, list[int]] | None) -> None:
+    """Blocks of a load inside the step that failed: nothing in them is valid, whoever has them."""
+    before, invalid = entered or (NOBODY, [])
+    reader.scope = before
+    if invalid:
+        operation = PoolOperation(
+            kind=facts.RECEIVE, block_ids=invalid, cause=facts.CAUSE_LOAD_FAILED, filled=[0] * len(invalid)
+        )
+        reader.observer.on_pool(operation, "_handle_invalid_blocks")
+
+
+def enter_loaded(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
+    """A load has ended, and the blocks are about to be hashed or, if nothing of it is valid, released."""
+    request = args[0] if args else kwargs["request"]
+    failed = request.request_id in scheduler.failed_recving_kv_req_ids
+    for group_id, manager in enumerate(reader.managers):
+        size = manager.block_size
+        placed = [
+            (block.block_id, min(max(request.num_computed_tokens - index * size, 0), size))
+            for index, block in enumerate(manager.req_to_blocks.get(request.request_id, ()))
+            if not block.is_null
+        ]
+        if placed:
+            operation = PoolOperation(
+                kind=facts.RECEIVE,
+                block_ids=[block_id for block_id, _ in placed],
+                cause=facts.CAUSE_LOAD_FAILED if failed else facts.CAUSE_EXTERNAL,
+                request_id=request.request_id,
+                group_id=group_id,
+                filled=[tokens for _, tokens in placed],
+            )
+            reader.observer.on_pool(operation, "_update_waiting_for_remote_kv")
+    return _enter(reader, facts.CAUSE_LOAD_FAILED if failed else facts.CAUSE_EXTERNAL, request.request_id)

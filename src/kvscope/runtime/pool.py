@@ -1,0 +1,151 @@
+"""Follows the block pool of one scheduler: a ledger of its blocks, what the rules say of each operation, and an audit
+that holds the ledger against the pool itself, a piece at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import Protocol
+
+from ..checks.finding import Finding
+from ..checks.judge import judge_audit, judge_content, judge_held, judge_pool, judge_settled
+from ..facts import allocator as facts
+from ..facts.allocator import PoolOperation
+from ..facts.requests import Declaration, StepResult
+from ..facts.topology import Topology
+from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
+from ..state.holds import Holds
+from ..state.legality import Legality
+from .run import Run
+
+AUDIT_EVERY_STEPS = 4
+AUDITED_BLOCKS = 128
+"""So many blocks are held against the pool every so many steps: about 10 µs, and every block of a pool of 10,000 once
+in 300 steps. What goes through the pool's own functions is seen at once; this is for what does not."""
+WALKED_BLOCKS = 4096
+"""The free queue is walked, each time that the audit has come around, if it has no more blocks than this."""
+
+
+class HostPool(Protocol):
+    """What the audit reads of the pool itself. Implemented by the boundary's reader."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    def counts(self, first: int, last: int) -> list[int]: ...
+
+    def free_ids(self, limit: int) -> list[int] | None: ...
+
+
+class PoolJudge:
+    """The pool's side of an :class:`~kvscope.runtime.engine.EngineJudge`."""
+
+    def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
+        self.ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
+        self.legality = Legality(topology, self.ledger, bindings)
+        self.host: HostPool | None = None
+        self.holds = Holds()
+        self._run = run
+        self._operations: list[PoolOperation] = []
+        self._operations_before = 0
+        self._in_flight: deque[Declaration] = deque()
+        self._fences: dict[int, int] = {}
+        self._last_returned = 0
+        self._audit_in = AUDIT_EVERY_STEPS
+        self._audit_at = 0
+
+    def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
+        """The pool has done something; nothing of it stands in the ledger yet."""
+        run, ledger = self._run, self.ledger
+        findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences)
+        self.legality.take(operation)
+        if operation.kind == facts.ALLOC:
+            operation.generations = ledger.generation_of(operation.block_ids).tolist()
+        findings += judge_settled(operation, ledger, trace_id, run.parts)
+        self._operations.append(operation)
+        if operation.kind == facts.FREE:
+            self._fence(operation)
+        if operation.kind in {facts.FREE, facts.HOLD}:
+            self.holds.take(operation, ledger, monotonic_ns())
+        run.coverage.pool_operations += 1
+        step = operation.step if operation.scheduling else None
+        run.stream.put(
+            "pool",
+            operation,
+            component="allocator",
+            boundary=boundary,
+            step=step,
+            after_step=None if operation.scheduling else operation.step,
+            trace_id=trace_id if operation.scheduling else None,
+            approx_bytes=256 + 24 * len(operation.block_ids),
+        )
+        self._report(findings, boundary)
+
+    def about_to_hand_out(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
+        """The pool is going to stop at an assertion, and will not say what it did."""
+        self._report(judge_pool(operation, self.ledger, trace_id, self._run.parts), boundary)
+
+    def hand_over(self, declaration: Declaration) -> None:
+        """Give the declaration what happened since the one before."""
+        declaration.operations, self._operations = self._operations, []
+        declaration.operations_before = self._operations_before
+        self._operations_before += len(declaration.operations)
+
+    def declare(self, declaration: Declaration) -> None:
+        """The bindings have the declaration."""
+        legality = self.legality
+        legality.advance(declaration)
+        findings = judge_content(declaration, legality, self._run.parts)
+        legality.end_finished()
+        if not declaration.is_empty:
+            self._in_flight.append(declaration)
+        findings += self._audit(declaration)
+        if self.holds:
+            overdue = self.holds.overdue(self._last_returned, monotonic_ns())
+            if overdue:
+                findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
+        self._report(findings, "schedule")
+
+    def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
+        """The result of a step is there."""
+        step = declaration.step
+        while self._in_flight and self._in_flight[0].step <= step:
+            self._in_flight.popleft()
+        self._last_returned = step
+        if self._fences and not self._in_flight:
+            self._fences.clear()
+        self.legality.confirm(declaration, result)
+
+    def _fence(self, operation: PoolOperation) -> None:
+        """Note the blocks that a step on its way may still touch, though they have been released."""
+        request_id = operation.request_id
+        last = next((d.step for d in reversed(self._in_flight) if request_id in d.requests.scheduled), None)
+        if last is not None:
+            self._fences.update(dict.fromkeys(operation.block_ids, last))
+
+    def _audit(self, declaration: Declaration) -> list[Finding]:
+        """Hold the next piece of the ledger against the pool. No operation is under way when a step is declared."""
+        self._audit_in -= 1
+        if self._audit_in > 0 or self.host is None:
+            return []
+        self._audit_in = AUDIT_EVERY_STEPS
+        first, ledger = self._audit_at, self.ledger
+        last = min(first + AUDITED_BLOCKS, ledger.num_blocks)
+        self._audit_at = 0 if last == ledger.num_blocks else last
+        free: Sequence[int] | None = None
+        counts = self.host.counts(first, last)
+        if self._audit_at == 0 and self.host.num_free <= WALKED_BLOCKS:
+            first, counts = 0, self.host.counts(0, ledger.num_blocks) if first else counts
+            free = self.host.free_ids(WALKED_BLOCKS)
+        self._run.coverage.audited_blocks += last - first
+        differences = ledger.differences(counts, free, first_block=first)
+        if not differences:
+            return []
+        return judge_audit(differences, declaration.step, declaration.trace_id, ledger, self._run.parts)
+
+    def _report(self, findings: list[Finding], boundary: str) -> None:
+        if findings:
+            self._run.report(findings, "allocator", boundary, ledger=self.ledger)
