@@ -16,8 +16,8 @@ LABEL_WIDTH = 29
 
 SPELLINGS = {
     "Ranges": "a list of integers as inclusive ascending ranges [first, last], in the list's order",
-    "Runs": "a list of integers: an integer alone stands for itself, else each item is a value, a range [first, last] "
-    "or [value, value, count] for a value that stands count times",
+    "Runs": "a list of integers: an integer alone stands for itself, else each item is a value, a range [first, last], "
+    "ascending or descending, or [value, value, count] for a value that stands count times",
 }
 """How lists of integers are spelled: the names in ``events.envelope``, which JSON Schema does not keep."""
 
@@ -49,7 +49,7 @@ def command(
 
 
 def _overview() -> list[Line]:
-    from kvscope.events.envelope import SCHEMA
+    from kvscope.events.envelope import SCHEMA, Envelope
     from kvscope.events.schema import RECORDS
 
     lines: list[Line] = [("label", f"{SCHEMA}: one JSON object a line, one file a process"), ("", "")]
@@ -58,7 +58,7 @@ def _overview() -> list[Line]:
     for event, record in RECORDS.items():
         said = " ".join(inspect.cleandoc(record.__doc__ or "").replace("`", "").split())
         lines += [("", ""), *facts([(event, said.partition(". ")[0].rstrip(".:"))], label_width=16)]
-        own = [name for name in record.__annotations__ if name not in {"schema", "event"}]
+        own = [name for name in record.__struct_fields__ if name not in Envelope.__struct_fields__]
         lines += facts([("", " ".join(own))], label_width=16)
     return lines
 

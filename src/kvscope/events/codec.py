@@ -19,6 +19,7 @@ from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.findings import finding_from, violation_record
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.events.plans import agreed_records, dummy_from, dummy_record, snapshot_from, write_read_records
+from kvscope.events.pool import operation_from, operation_record, state_from, state_record
 from kvscope.events.requests import (
     admission_from,
     admission_record,
@@ -57,11 +58,15 @@ __all__ = [
     "encode",
     "error_record",
     "finding_from",
+    "operation_from",
+    "operation_record",
     "received_from",
     "result_from",
     "result_record",
     "snapshot_from",
     "stamp",
+    "state_from",
+    "state_record",
     "violation_record",
     "worker_input_record",
     "write_read_records",

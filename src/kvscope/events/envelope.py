@@ -12,7 +12,7 @@ D = TypeVar("D")
 SCHEMA = "kvscope.trace/1"
 COMPONENTS = ("scheduler", "worker", "runner", "connector", "allocator", "frontend")
 PROCESSES = ("frontend", "engine", "worker", "all")
-BOUNDARY_KINDS = ("frontend_admit", "worker_input", "dummy", "worker_result", "update_input")
+BOUNDARY_KINDS = ("frontend_admit", "worker_input", "dummy", "worker_result", "update_input", "connector_result")
 
 ENVELOPE_REQUIRED = ("schema", "event", "seq", "component", "boundary", "engine_id", "mono_ns", "wall_ns")
 """What the JSON Schema demands of every record; the Structs have defaults, since a writer stamps them last."""
@@ -26,7 +26,7 @@ Ranges = list[list[int]]
 
 Runs = int | list[int | list[int]]
 """A list of integers, exactly: one integer stands for itself; else each item is a value, a range ``[first, last]`` of
-ascending neighbours, or ``[value, value, count]`` for a value that stands ``count`` times."""
+neighbours, ascending or descending, or ``[value, value, count]`` for a value that stands ``count`` times."""
 
 
 class Envelope(Struct, kw_only=True, tag_field="event", tag="kv.unknown"):

@@ -81,6 +81,49 @@ def to_runs(values: Integers, lengths: Integers) -> list[Runs]:
     return rows
 
 
+def to_run(values: list[int]) -> Runs:
+    """One list of integers that are few, or neighbours, or all the same: what this is quick for.
+
+    Descending neighbours are one range, since blocks are released from the end of a table.
+    """
+    count = len(values)
+    if count == 1:
+        return values[0]
+    if count < 3:
+        return list(values)
+    first, last = values[0], values[-1]
+    if last - first == count - 1 and values == list(range(first, last + 1)):
+        return [[first, last]]
+    if first - last == count - 1 and values == list(range(first, last - 1, -1)):
+        return [[first, last]]
+    if first == last and values.count(first) == count:
+        return [[first, first, count]]
+    items: list[int | list[int]] = []
+    start = 0
+    while start < count:
+        first, end = values[start], start + 1
+        step = values[end] - first if end < count else 2
+        if -1 <= step <= 1:
+            while end < count and values[end] - values[end - 1] == step:
+                end += 1
+        if end - start < 3:  # two values are shorter than a range of two
+            items.append(first)
+            start += 1
+        else:
+            items.append([first, values[end - 1]] if step else [first, first, end - start])
+            start = end
+    return items
+
+
+def from_run(run: Runs) -> list[int]:
+    """The inverse of :func:`to_run`, and of a row of :func:`to_runs`.
+
+    Raises:
+        ValueError: as :func:`from_runs`.
+    """
+    return [run] if isinstance(run, int) else from_runs([run]).tolist()
+
+
 def from_runs(rows: Sequence[Runs]) -> npt.NDArray[np.int64]:
     """All rows behind each other.
 
@@ -97,7 +140,8 @@ def from_runs(rows: Sequence[Runs]) -> npt.NDArray[np.int64]:
             if isinstance(item, int):
                 values.append(item)
             elif len(item) == 2:
-                values.extend(range(item[0], item[1] + 1))
+                first, last = item
+                values.extend(range(first, last + 1) if first <= last else range(first, last - 1, -1))
             elif len(item) == 3 and item[0] == item[1]:
                 values.extend([item[0]] * item[2])
             else:
@@ -108,7 +152,7 @@ def from_runs(rows: Sequence[Runs]) -> npt.NDArray[np.int64]:
 def _size(item: int | list[int]) -> int:
     if isinstance(item, int):
         return 1
-    return max(item[1] - item[0] + 1, 0) if len(item) == 2 else item[-1] if len(item) == 3 else 0
+    return abs(item[1] - item[0]) + 1 if len(item) == 2 else item[-1] if len(item) == 3 else 0
 
 
 def _require_few(count: int) -> None:

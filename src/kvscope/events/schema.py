@@ -10,21 +10,14 @@ No token ids, no text and no memory addresses are ever in a record. Readers igno
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Union
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from kvscope.events.envelope import (
-    ENVELOPE_REQUIRED,
-    PROCESSES,
-    SCHEMA,
-    Count,
-    Envelope,
-    Ranges,
-    RequestId,
-    Runs,
-)
+from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
+from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
 
 # kv.enabled -----------------------------------------------------------------------------------------------------------
 
@@ -212,7 +205,9 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
-      each got (null: the result does not say yet).
+      each got (null: the result does not say yet);
+    - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
+      table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
     """
 
     kind: str
@@ -229,6 +224,11 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     dummy_slots: list[Runs] | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
+    block_ids: Runs | UnsetType = UNSET
+    group_id: int | UnsetType = UNSET
+    filled: Runs | UnsetType = UNSET
+    cause: str | UnsetType = UNSET
+    pool: int | UnsetType = UNSET
 
 
 # Findings, errors, coverage -------------------------------------------------------------------------------------------
@@ -325,6 +325,7 @@ Record = Union[  # noqa: UP007 - `X | Y` of Structs at run time is what msgspec 
     WriteRecord,
     ReadRecord,
     BoundaryRecord,
+    PoolEvent,
     ViolationRecord,
     ErrorRecord,
     CoverageRecord,
@@ -336,6 +337,7 @@ RECORDS: dict[str, type[Envelope]] = {
     "kv.write": WriteRecord,
     "kv.read": ReadRecord,
     "kv.boundary": BoundaryRecord,
+    **POOL_RECORDS,
     "kv.violation": ViolationRecord,
     "kv.error": ErrorRecord,
     "kv.coverage": CoverageRecord,
@@ -375,6 +377,8 @@ def json_schema(*events: str) -> dict[str, Any]:
     references, definitions = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
     for record in records:
         definition = definitions[record.__name__]
+        shared = [inspect.getdoc(base) or "" for base in record.__mro__[1:] if base not in Envelope.__mro__]
+        definition["description"] = "\n\n".join([definition["description"], *shared])
         definition["required"] = [
             *ENVELOPE_REQUIRED,
             *(n for n in definition["required"] if n not in ENVELOPE_REQUIRED),

@@ -25,6 +25,8 @@ RECORDS_OF_KIND: Mapping[str, int] = {
     "dummy": 1,
     "worker_result": 1,
     "update_input": 1,
+    "pool": 1,
+    "state": 1,
     "violation": 1,
     "error": 1,
     "coverage": 1,
@@ -85,6 +87,8 @@ def make_records(
         return (fact,)
     if kind == "bind":
         return (codec.bind_record(fact, names),)
+    if kind == "pool":
+        return (codec.operation_record(fact, names),)
     if kind == "plan":
         if isinstance(fact, AgreedPlan):
             if not full and fact.query_lens is None:
@@ -94,4 +98,6 @@ def make_records(
     if kind == "violation":
         history = msgspec.UNSET if fact.history is None else fact.history
         return (codec.violation_record(fact.finding, fact.rule, fact.action, fact.repeats, names, history),)
+    if kind == "state":
+        return (codec.state_record(fact, names),)
     return (codec.boundary_record(kind, fact, names),)

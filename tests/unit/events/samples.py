@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import Rule
+from kvscope.facts import allocator
+from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import AgreedGroup, AgreedPlan, GroupSnapshot, PlanSnapshot
 from kvscope.facts.requests import Declaration, StepRequests
 
@@ -99,6 +101,33 @@ def declarations(draw: st.DrawFn) -> Declaration:
         copies=draw(st.none() | st.lists(st.tuples(small, small), max_size=3)),
         connector_plan=draw(st.none() | ids),
     )
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> PoolOperation:
+    """Whatever a pool may have done, with every list that its kind has, observed or not."""
+    kind = draw(st.sampled_from(allocator.KINDS))
+    neighbours = st.builds(lambda first, count: list(range(first, first + count)), counts, st.integers(0, 9))
+    block_ids = draw(neighbours | neighbours.map(lambda blocks: blocks[::-1]) | st.lists(small | counts, max_size=9))
+    observed = st.none() | st.lists(small | counts, min_size=len(block_ids), max_size=len(block_ids))
+    operation = PoolOperation(
+        kind=kind,
+        block_ids=block_ids,
+        step=draw(counts),
+        scheduling=draw(st.booleans()),
+        pool=draw(st.integers(0, 3)),
+        cause=draw(st.sampled_from(allocator.CAUSES)),
+        request_id=draw(st.none() | ids),
+        group_id=draw(st.none() | small),
+    )
+    if kind == allocator.RECEIVE:
+        operation.filled = draw(observed)
+        return operation
+    operation.first_index = draw(st.none() | counts)
+    operation.ref_counts, operation.hash_counts, operation.hash_tokens = draw(observed), draw(observed), draw(observed)
+    if kind == allocator.ALLOC:
+        operation.generations, operation.reserved = draw(observed), draw(st.booleans())
+    return operation
 
 
 @st.composite

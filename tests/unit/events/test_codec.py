@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -27,31 +27,15 @@ from kvscope.events.schema import (
     decode_record,
     json_schema,
 )
+from kvscope.facts.allocator import ALLOC, FREE, RECEIVE, PoolOperation
 from kvscope.facts.plans import DummyRun, PlanSnapshot
 from kvscope.facts.requests import Admission, Declaration, StepRequests, StepResult
-from kvscope.facts.topology import Group, Ranks, Topology
+from kvscope.facts.topology import Group, Topology
+from kvscope.state.blocks import BlockLedger
 from unit.events import samples
+from unit.events.wire import IDENTITY, VALIDATOR, through_a_line
 
-VALIDATOR = jsonschema.Draft202012Validator(json_schema())
-OF_EVENT = {
-    name: jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": json_schema()["$defs"]})
-    for name in json_schema()["$defs"]
-}
-IDENTITY = codec.Identity(engine_id="0", ranks=Ranks(dp=0, tp=1))
 SALT = b"0123456789abcdef"
-R = TypeVar("R", bound=Envelope)
-
-
-def through_a_line(record: R) -> R:
-    """The record as a reader gets it; on its way it is held against the published schema."""
-    codec.stamp(
-        record, IDENTITY, seq=7, component="runner", boundary="GPUModelRunner", mono_ns=1, wall_ns=2, after_step=3
-    )
-    line = codec.encode(record)
-    OF_EVENT[type(record).__name__].validate(json.loads(line))
-    back = decode_record(line)
-    assert type(back) is type(record)
-    return back
 
 
 # Lossless for the replay ----------------------------------------------------------------------------------------------
@@ -224,11 +208,17 @@ def all_lines(names: RequestNames) -> bytes:
         actual="chatcmpl-2",
     )
     admission = Admission(client_request_id="chatcmpl-c", request_id="chatcmpl-e", child_index=0)
+    ledger = BlockLedger(8, 0)
+    ledger.apply(PoolOperation(kind=ALLOC, block_ids=[3], request_id="chatcmpl-a", group_id=0), 1)
+    ledger.apply(PoolOperation(kind=FREE, block_ids=[3], request_id="chatcmpl-b", group_id=0), 1)
     records: list[Envelope] = [
         codec.bind_record(declaration, names),
         *codec.write_read_records(snapshot, names, full=True),
         codec.violation_record(finding, samples.RULE, "log", 0, names),
         codec.admission_record(admission, names),
+        codec.operation_record(PoolOperation(kind=ALLOC, block_ids=[3], request_id="chatcmpl-a"), names),
+        codec.operation_record(PoolOperation(kind=RECEIVE, block_ids=[3], request_id="chatcmpl-a"), names),
+        codec.state_record(ledger.snapshot(), names),
         codec.worker_input_record(declaration.requests, None, names),
         codec.result_record("worker_result", StepResult(request_ids=("chatcmpl-r",), sampled_tokens=(1,)), names),
     ]
@@ -343,8 +333,8 @@ def test_the_schema_covers_every_event_and_refuses_what_it_does_not_know() -> No
 
 
 def test_unknown_events_and_fields_are_passed_over_and_damage_is_not() -> None:
-    unknown = decode_record(f'{{"schema":"{SCHEMA}","event":"kv.alloc","seq":3,"block_ids":[1]}}')
-    assert unknown == UnknownRecord(schema=SCHEMA, event="kv.alloc", seq=3)
+    unknown = decode_record(f'{{"schema":"{SCHEMA}","event":"kv.else","seq":3,"block_ids":[1]}}')
+    assert unknown == UnknownRecord(schema=SCHEMA, event="kv.else", seq=3)
     later = decode_record(f'{{"schema":"{SCHEMA}","event":"kv.error","seq":3,"error_type":"E","later":{{"x":1}}}}')
     assert not isinstance(later, UnknownRecord)
     assert later.seq == 3

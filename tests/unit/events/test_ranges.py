@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.events.ranges import from_ranges, from_runs, to_ranges, to_runs
+from kvscope.events.ranges import from_ranges, from_run, from_runs, to_ranges, to_run, to_runs
 from unit.events.samples import int64
 
 rows_of_values = st.lists(st.lists(int64 | st.just(-1), max_size=8), max_size=5)
@@ -48,6 +48,22 @@ def test_runs_are_short_for_decode_prefill_and_padding() -> None:
     assert runs([1, 2], [3, 4], [4], [4]) == [[[1, 2]], [[3, 4]], 4, 4]
 
 
+@given(st.lists(int64, max_size=12) | st.lists(st.integers(0, 3), max_size=30))
+def test_one_list_comes_back_in_its_order(values: list[int]) -> None:
+    assert from_run(to_run(values)) == values
+
+
+def test_one_list_is_short_where_its_values_are_neighbours_in_either_direction() -> None:
+    assert to_run([]) == []
+    assert to_run([7]) == 7
+    assert to_run([4, 5]) == [4, 5]
+    assert to_run([4, 5, 6]) == [[4, 6]]
+    assert to_run([9, 8, 7, 6]) == [[9, 6]]
+    assert to_run([1, 1, 1]) == [[1, 1, 3]]
+    assert to_run([5, 9, 8, 7, 7, 7, 8, 8]) == [5, [9, 7], 7, 7, 8, 8]
+    assert to_run([3, 2, 1, 0, -1, 40, 41, 42, 6, 6, 6, 6]) == [[3, -1], [40, 42], [6, 6, 4]]
+
+
 @pytest.mark.parametrize("damaged", [[[1]], [[1, 2, 3]], [[1, 1, 1, 1]], [[]]])
 def test_an_item_that_is_no_run_is_refused(damaged: list[int | list[int]]) -> None:
     with pytest.raises(ValueError, match="is not a run"):
@@ -60,6 +76,7 @@ def test_a_damaged_number_does_not_ask_for_all_memory(last: int) -> None:
         lambda: from_ranges([[0, last]]),
         lambda: from_ranges([[0, 10**6]] * 5),
         lambda: from_runs([[[0, last]]]),
+        lambda: from_runs([[[last, 0]]]),
         lambda: from_runs([[[7, 7, last]]]),
     ):
         with pytest.raises(ValueError, match="are the most"):

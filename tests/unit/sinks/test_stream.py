@@ -7,14 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvscope.events.codec import error_record
 from kvscope.events.schema import EnabledRecord, decode_record
+from kvscope.facts.allocator import ALLOC, RESET, PoolOperation
 from kvscope.sinks.shared import read_status
 from kvscope.sinks.stream import Stream
+from kvscope.state.blocks import BlockLedger
 from unit.events.samples import say
 from unit.sinks.conftest import Logged
 from unit.sinks.support import (
@@ -586,3 +589,27 @@ def test_in_findings_mode_the_incident_has_the_steps_that_the_trace_has_not(tmp_
         "kv.enabled", "kv.write", "kv.read", "kv.write", "kv.read", "kv.violation",
     ]  # fmt: skip
     assert [record["event"] for record in written(stream)] == ["kv.enabled", "kv.violation"]
+
+
+def test_what_the_pool_did_is_a_record_and_in_findings_mode_a_part_of_the_incident(tmp_path: Path) -> None:
+    operation = PoolOperation(kind=ALLOC, block_ids=[3], step=5, scheduling=True, request_id="r", group_id=0)
+    ledger = BlockLedger(8, 0)
+    ledger.apply(operation, 5)
+    seen = {}
+    for records in ("compact", "findings"):
+        stream = make_stream(tmp_path / records, records=records)
+        stream.open(enabled)
+        put = partial(stream.put, component="allocator", boundary="BlockPool.get_new_blocks")
+        put("pool", operation, step=5, trace_id="t")
+        put("pool", PoolOperation(kind=RESET, block_ids=[], step=5))
+        put("state", ledger.snapshot(), step=5, trace_id="t")
+        stream.violation(violation(step=5), component="worker", boundary="b", urgent=True, timeout_s=5)
+        stream.close()
+        assert balanced(stream)
+        seen[records] = [written(stream), lines(stream.folder / "incident-0.jsonl")]
+    told = ["kv.enabled", "kv.alloc", "kv.reset", "kv.state", "kv.violation"]
+    events = {records: [[line["event"] for line in file] for file in files] for records, files in seen.items()}
+    assert events == {"compact": [told, told], "findings": [["kv.enabled", "kv.violation"], told]}
+    alloc, reset = seen["compact"][0][1:3]
+    assert (alloc["step"], alloc["trace_id"], alloc["component"]) == (5, "t", "allocator")
+    assert (reset["after_step"], reset.get("trace_id")) == (5, None)
