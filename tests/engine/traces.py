@@ -10,13 +10,13 @@ from typing import TypeVar
 from msgspec import UnsetType
 
 from kvscope.events.envelope import Envelope
+from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.schema import (
     BindRecord,
     BoundaryRecord,
     CoverageRecord,
     EnabledRecord,
     ReadRecord,
-    ViolationRecord,
     WriteRecord,
     decode_record,
 )

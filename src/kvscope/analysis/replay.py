@@ -24,7 +24,8 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_missing, judge_plan
 from kvscope.checks.plan_view import StepView
 from kvscope.events.codec import declaration_from, dummy_from, finding_from, received_from, snapshot_from
-from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, ViolationRecord, WriteRecord
+from kvscope.events.finding_schema import ViolationRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, WriteRecord
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from kvscope import __version__
 from kvscope.events.envelope import Envelope, or_absent
+from kvscope.events.finding_schema import FindingCount
 from kvscope.events.findings import finding_from, violation_record
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.events.plans import agreed_records, dummy_from, dummy_record, snapshot_from, write_read_records
@@ -36,7 +37,6 @@ from kvscope.events.schema import (
     CoverageRecord,
     EnabledRecord,
     ErrorRecord,
-    FindingCount,
     GroupInfo,
     InactiveCheck,
     Versions,

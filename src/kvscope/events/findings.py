@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import Rule
 from kvscope.events.envelope import given, or_absent
+from kvscope.events.finding_schema import BlockHistory, ViolationRecord
 from kvscope.events.names import PLAIN, RequestNames, known
-from kvscope.events.schema import BlockHistory, ViolationRecord
 
 
 def violation_record(

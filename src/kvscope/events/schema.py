@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
+from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
 
 # kv.enabled -----------------------------------------------------------------------------------------------------------
@@ -231,48 +232,7 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     pool: int | UnsetType = UNSET
 
 
-# Findings, errors, coverage -------------------------------------------------------------------------------------------
-
-
-class BlockHistory(msgspec.Struct, kw_only=True):
-    """What the ledger knows about the block of a finding; null where it does not."""
-
-    allocated_for: RequestId = None
-    allocated_step: int | None = None
-    last_written_step: int | None = None
-    freed_by: RequestId = None
-    freed_step: int | None = None
-
-
-class ViolationRecord(Envelope, kw_only=True, tag="kv.violation"):
-    """A rule fired. ``evidence`` names the two sources that disagree, ``also`` further reasons that fit the same
-    access, ``repeats`` how many findings of the same reason and group came before this one.
-
-    ``seen_by_tp_rank`` and ``seen_by_pp_rank`` tell where it was seen, when another process reports it.
-    """
-
-    reason: str
-    check: str
-    severity: Annotated[str, Meta(extra_json_schema={"enum": ["info", "warning", "error", "fatal"]})]
-    evidence: str
-    action: str
-    repeats: Count
-    also: list[str]
-    request_id: RequestId | UnsetType = UNSET
-    other_request_id: RequestId | UnsetType = UNSET
-    row: int | UnsetType = UNSET
-    group_id: int | UnsetType = UNSET
-    token_index: int | UnsetType = UNSET
-    position: int | UnsetType = UNSET
-    block_id: int | UnsetType = UNSET
-    slot: int | UnsetType = UNSET
-    generation: int | UnsetType = UNSET
-    expected: int | str | UnsetType = UNSET
-    actual: int | str | UnsetType = UNSET
-    seen_by_tp_rank: int | UnsetType = UNSET
-    seen_by_pp_rank: int | UnsetType = UNSET
-    launch_fatal: bool | UnsetType = UNSET
-    history: BlockHistory | UnsetType = UNSET
+# Errors, coverage -----------------------------------------------------------------------------------------------------
 
 
 class ErrorRecord(Envelope, kw_only=True, tag="kv.error"):
@@ -280,16 +240,6 @@ class ErrorRecord(Envelope, kw_only=True, tag="kv.error"):
 
     error_type: str
     native: bool = True
-
-
-class FindingCount(msgspec.Struct, kw_only=True):
-    """All findings of one reason in one group (``group_id`` null: of no group)."""
-
-    reason: str
-    group_id: int | None
-    count: int
-    first_step: int
-    last_step: int
 
 
 class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):

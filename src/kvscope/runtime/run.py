@@ -18,14 +18,17 @@ from ..checks.rule import CHECKS, PART_OF_CHECK, Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
+from ..events.finding_schema import FindingCount
 from ..events.frozen import frozen_line
+from ..events.histories import history_of
 from ..events.names import RequestNames
-from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, FindingCount, InactiveCheck
+from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, InactiveCheck
 from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
 from ..sinks.stream import Stream
+from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .salt import run_salt
 
@@ -141,10 +144,14 @@ class Run:
             shared_file=f"{self.stream.stem}.shared" if self.stream.shared is not None else None,
         )
 
-    def report(self, findings: Sequence[Finding], component: str, boundary: str) -> None:
+    def report(
+        self, findings: Sequence[Finding], component: str, boundary: str, *, ledger: BlockLedger | None = None
+    ) -> None:
         """Record findings, and keep those whose action is ``raise`` for EngineCore.
 
-        A finding whose access can crash the process is on disk when this returns.
+        With a ledger the record has what became of the finding's block until now: so call this before the ledger takes
+        over the operation that the finding is about. A finding whose access can crash the process is on disk when this
+        returns.
         """
         for finding in findings:
             finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
@@ -153,7 +160,8 @@ class Run:
             repeats = self.coverage.count_finding(finding.reason, finding.group_id, finding.step)
             stops = self.stops(finding)
             if repeats < WRITTEN_FINDINGS:
-                violation = Violation(finding=finding, rule=rule, action=action, repeats=repeats)
+                history = None if ledger is None else history_of(finding, ledger, self.names)
+                violation = Violation(finding=finding, rule=rule, action=action, repeats=repeats, history=history)
                 self.stream.violation(
                     violation, component=component, boundary=boundary, urgent=stops or finding.launch_fatal
                 )

@@ -11,9 +11,10 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.rule import Rule
 from kvscope.config import Records
 from kvscope.events import codec
+from kvscope.events.codec import Identity
 from kvscope.events.envelope import Envelope
+from kvscope.events.finding_schema import BlockHistory
 from kvscope.events.names import RequestNames
-from kvscope.events.schema import BlockHistory
 from kvscope.facts.plans import AgreedPlan
 from kvscope.facts.requests import StepRequests
 
@@ -45,7 +46,7 @@ class WorkerInput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fact of kind ``violation``."""
+    """The fact of kind ``violation``. The history is as it is written: it has request ids as records have them."""
 
     finding: Finding
     rule: Rule
@@ -101,3 +102,43 @@ def make_records(
     if kind == "state":
         return (codec.state_record(fact, names),)
     return (codec.boundary_record(kind, fact, names),)
+
+
+class RecordMaker:
+    """Makes the records of queued facts, each with its envelope. ``block_sizes`` (group to tokens) are known once the
+    stream is open.
+    """
+
+    def __init__(self, identity: Identity, names: RequestNames, *, full: bool) -> None:
+        self._identity = identity
+        self._names = names
+        self._full = full
+        self.block_sizes: Mapping[int, int] | None = None
+
+    def records_of(self, entry: tuple[Any, ...], *, seq: int | None, last_step: int, offset: int) -> Sequence[Envelope]:
+        """The records of an :class:`Entry`, numbered from ``seq`` on, or all 0 where they are in no file (None).
+
+        ``last_step`` is the last one before it; ``offset`` is what the wall clock has ahead of the monotonic one, in
+        nanoseconds.
+
+        Raises:
+            Exception: as :func:`make_records`.
+        """
+        kind, fact, component, boundary, step, after_step, trace_id, _, mono_ns = entry
+        records = make_records(kind, fact, self._names, full=self._full, block_sizes=self.block_sizes)
+        if after_step is None:
+            after_step = last_step
+        for index, record in enumerate(records):
+            codec.stamp(
+                record,
+                self._identity,
+                seq=0 if seq is None else seq + index,
+                component=component,
+                boundary=boundary,
+                mono_ns=mono_ns,
+                wall_ns=mono_ns + offset,
+                trace_id=trace_id,
+                step=step,
+                after_step=after_step,
+            )
+        return records

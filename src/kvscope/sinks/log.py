@@ -6,7 +6,7 @@ import logging
 
 from kvscope.config import LogLevel
 from kvscope.events.envelope import Envelope
-from kvscope.events.schema import ViolationRecord
+from kvscope.events.finding_schema import ViolationRecord
 from kvscope.logs import logger
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR, "fatal": logging.CRITICAL}

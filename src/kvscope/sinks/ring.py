@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kvscope.events.schema import ViolationRecord
+from kvscope.events.finding_schema import ViolationRecord
 
 _INCIDENTS_A_MINUTE = 8
 _REMEMBERED = 4096

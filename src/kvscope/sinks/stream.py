@@ -156,7 +156,13 @@ class Stream:
         """
         finding = violation.finding
         self.put(
-            "violation", violation, component=component, boundary=boundary, step=finding.step, trace_id=finding.trace_id
+            "violation",
+            violation,
+            component=component,
+            boundary=boundary,
+            step=finding.step,
+            trace_id=finding.trace_id,
+            approx_bytes=512 if violation.history is None else 4096,
         )
         return self.flush(timeout_s) if urgent else True
 

@@ -14,10 +14,11 @@ from kvscope.config import OutputConfig
 from kvscope.events import codec
 from kvscope.events.codec import Identity
 from kvscope.events.envelope import Envelope
+from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.names import RequestNames
-from kvscope.events.schema import CoverageRecord, EnabledRecord, ViolationRecord
+from kvscope.events.schema import CoverageRecord, EnabledRecord
 from kvscope.sinks.files import TraceFiles
-from kvscope.sinks.kinds import Entry, make_records, records_written
+from kvscope.sinks.kinds import Entry, RecordMaker, records_written
 from kvscope.sinks.log import LogSink
 from kvscope.sinks.ring import FlightRecorder
 from kvscope.sinks.shared import C_CLOSED, C_DROPPED, C_HEARTBEAT_MONO_NS, C_OWN, C_WRITTEN, DROP_CAUSES
@@ -58,15 +59,13 @@ class Writer:
         self._folder = folder
         self._cells = cells
         self._identity = identity
-        self._names = names
-        self._full = output.records == "full"
+        self._maker = RecordMaker(identity, names, full=output.records == "full")
         self._weights = records_written(output.records)
         self._files = TraceFiles(folder, stem, rotate_bytes=output.rotate_bytes, retain=output.retain_files)
         self._logs_all = output.log == "all"
         self._log = LogSink(output.log, output.log_tag)
         self._ring = FlightRecorder(steps=output.ring_steps, max_bytes=output.ring_bytes)
         self._enabled: Callable[[], EnabledRecord] | None = None
-        self._block_sizes: Mapping[int, int] | None = None
         self._component = _COMPONENTS[stem.split("-", 1)[0]]
 
         self._busy = threading.Lock()  # held while draining
@@ -98,7 +97,7 @@ class Writer:
         return self._enabled is not None
 
     def open(self, enabled: Callable[[], EnabledRecord], block_sizes: Mapping[int, int] | None) -> None:
-        self._block_sizes = block_sizes
+        self._maker.block_sizes = block_sizes
         self._enabled = enabled
         self._thread = threading.Thread(target=self._run, name="kvscope-writer", daemon=True)
         self._thread.start()
@@ -233,55 +232,24 @@ class Writer:
             self._hand_on(records, lines)
 
     def _encoded(self, entry: tuple[Any, ...]) -> tuple[Sequence[Envelope], list[bytes]]:
-        kind, fact, component, boundary, step, after_step, trace_id, _, mono_ns = entry
-        records = make_records(kind, fact, self._names, full=self._full, block_sizes=self._block_sizes)
-        if after_step is None:
-            after_step = self._last_step
-        wall_ns = mono_ns + self._wall_offset_ns
-        lines: list[bytes] = []
-        for seq, record in enumerate(records, self._seq + 1):
-            codec.stamp(
-                record,
-                self._identity,
-                seq=seq,
-                component=component,
-                boundary=boundary,
-                mono_ns=mono_ns,
-                wall_ns=wall_ns,
-                trace_id=trace_id,
-                step=step,
-                after_step=after_step,
-            )
-            if kind == "coverage" and isinstance(record, CoverageRecord):
+        records = self._maker.records_of(
+            entry, seq=self._seq + 1, last_step=self._last_step, offset=self._wall_offset_ns
+        )
+        for record in records:
+            if isinstance(record, CoverageRecord):
                 record.records_written = self._seq
                 record.records_dropped = self._all_dropped()
-            lines.append(codec.encode_line(record))
-        return records, lines
+        return records, [codec.encode_line(record) for record in records]
 
     def _keep_unwritten(self, entry: Entry) -> None:
-        wall_offset_ns = self._wall_offset_ns
+        offset, after = self._wall_offset_ns, self._last_step
 
         def lines() -> list[bytes]:
-            kept: list[bytes] = []
             try:
-                records = make_records(entry.kind, entry.fact, self._names, full=self._full, block_sizes=None)
+                records = self._maker.records_of(entry, seq=None, last_step=after, offset=offset)
+                return [codec.encode_line(record) for record in records]
             except Exception:  # noqa: BLE001 - a fact taken from a damaged host may have any shape
-                return kept
-            for record in records:
-                codec.stamp(
-                    record,
-                    self._identity,
-                    seq=0,  # it is in no file
-                    component=entry.component,
-                    boundary=entry.boundary,
-                    mono_ns=entry.mono_ns,
-                    wall_ns=entry.mono_ns + wall_offset_ns,
-                    trace_id=entry.trace_id,
-                    step=entry.step,
-                    after_step=entry.after_step,
-                )
-                kept.append(codec.encode(record) + b"\n")
-            return kept
+                return []
 
         if entry.step is not None and entry.step > self._last_step:
             self._last_step = entry.step

@@ -9,7 +9,8 @@ from typing import Any
 from kvscope.checks.finding import Finding
 from kvscope.events.codec import finding_from
 from kvscope.events.envelope import Envelope
-from kvscope.events.schema import BindRecord, ViolationRecord, decode_record
+from kvscope.events.finding_schema import ViolationRecord
+from kvscope.events.schema import BindRecord, decode_record
 from kvscope.plugin import HUB
 from kvscope.runtime.run import Run
 

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from kvscope.checks.finding import Finding
 from kvscope.events import codec
 from kvscope.events.envelope import SCHEMA, Envelope
+from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.names import RequestNames
 from kvscope.events.schema import (
     RECORDS,
     BindRecord,
     BoundaryRecord,
-    FindingCount,
     InactiveCheck,
     ReadRecord,
     UnknownRecord,
-    ViolationRecord,
     WriteRecord,
     decode_record,
     json_schema,

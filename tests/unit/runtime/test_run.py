@@ -12,12 +12,14 @@ import pytest
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.events.codec import NOT_DELIVERED
+from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.requests import Admission
 from kvscope.facts.topology import Ranks
 from kvscope.runtime import run as module
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.run import COVERAGE_INTERVAL_SECONDS, WRITTEN_FINDINGS
 from kvscope.runtime.salt import SALT_VARIABLE
+from kvscope.state.blocks import BlockLedger
 from unit.checks.worlds import group, pool
 from unit.runtime.support import Hooks, last_coverage, make_run, of_event, records
 
@@ -132,6 +134,28 @@ def test_a_finding_is_recorded_with_its_rule_and_ranks(tmp_path: Path) -> None:
     assert said["evidence"] == RULES["write_target_mismatch"].evidence
     assert run.pending == []
     assert list(run.stream.folder.glob("incident-*.jsonl"))
+
+
+def test_with_a_ledger_a_finding_is_recorded_with_what_became_of_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was when the finding was made, and with request ids as they may be written."""
+    monkeypatch.setenv(SALT_VARIABLE, "5a" * 32)
+    run = make_run(tmp_path, request_ids="hashed")
+    run.open()
+    ledger = BlockLedger(16, 0)
+    ledger.apply(PoolOperation(kind="alloc", block_ids=[4], request_id="req-a", group_id=0, first_index=0), 2)
+    ledger.apply(PoolOperation(kind="free", block_ids=[4], request_id="req-a", group_id=0, cause="preempt"), 3)
+    run.report([finding("write_foreign_block", block_id=4), finding()], "runner", "plan", ledger=ledger)
+    run.report([finding("write_target_mismatch", block_id=4)], "runner", "plan")
+    ledger.apply(PoolOperation(kind="alloc", block_ids=[4], request_id="req-b", group_id=0, first_index=0), 4)
+    said, without_block, without_ledger = of_event(run, "kv.violation")
+    history = said["history"]
+    assert (history["status"], history["generation"], history["freed_generation"]) == ("free", 1, 1)
+    assert (history["freed_by"], history["freed_step"], history["freed_cause"]) == (run.names("req-a"), 3, "preempt")
+    assert "req-a" not in json.dumps(said)
+    assert "history" not in without_block
+    assert "history" not in without_ledger
 
 
 def test_repetitions_are_counted_and_only_the_first_ones_written(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.events import codec
-from kvscope.events.schema import ViolationRecord
+from kvscope.events.finding_schema import ViolationRecord
 from kvscope.sinks.ring import FlightRecorder
 from unit.sinks.support import violation
 
