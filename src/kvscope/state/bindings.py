@@ -201,6 +201,10 @@ class Bindings:
         view: Int32 = self.tables[group_index][table.row, : len(table.blocks[group_index])]
         return view
 
+    def table_of(self, request_id: str) -> Table | None:
+        """The table of one request as it was declared, None if it has none."""
+        return self._live.get(request_id)
+
     def bound(self, request_ids: Sequence[str]) -> list[Table] | None:
         """The tables of these requests, None if one of them has none.
 

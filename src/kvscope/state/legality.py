@@ -96,6 +96,7 @@ class Legality:
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
         self._finished: Collection[str] = ()
+        self._returned = 0
 
     @property
     def doubtful(self) -> bool:
@@ -150,6 +151,7 @@ class Legality:
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step has come, and those of the steps before it will not come any more."""
         ledger, step = self.ledger, declaration.step
+        self._returned = step
         if not ledger.is_pending:
             return
         for lost in [earlier for earlier in ledger.pending_steps if earlier < step]:
@@ -163,12 +165,17 @@ class Legality:
         end = self._ends.get(request_id)
         if end is None:
             return
-        bound = self._bindings.bound([request_id])
-        for group_index, group in self._groups if bound else ():
+        bound = self._bindings.table_of(request_id)
+        if bound is None:
+            return
+        for group_index, group in self._groups:
             index, filled = divmod(end, group.block_size)
-            blocks = bound[0].blocks[group_index]  # type: ignore[index]  # the loop is empty for None
+            blocks = bound.blocks[group_index]
             if filled and index < len(blocks):
-                self.ledger.declare_written([blocks[index]], [filled], self.step)
+                if self.step > self._returned:
+                    self.ledger.declare_written([blocks[index]], [filled], self.step)
+                else:
+                    self.ledger.confirm_block(blocks[index], filled, self.step)
 
     # What a step writes -----------------------------------------------------------------------------------------------
 
@@ -202,9 +209,9 @@ class Legality:
     def _note_gaps(self, ids: list[str], starts: list[int]) -> None:
         for request_id, start in zip(ids, starts, strict=True):
             written = self._ends.get(request_id, start)
-            bound = self._bindings.bound([request_id])
+            bound = self._bindings.table_of(request_id)
             if start > written and bound is not None:
-                self.gaps += _unwritten(request_id, bound[0], self._groups, start, written)
+                self.gaps += _unwritten(request_id, bound, self._groups, start, written)
 
     def _note_exceeded(
         self, group_index: int, size: int, ids: list[str], first: list[int], last: list[int], ends: list[int]
@@ -223,7 +230,7 @@ class Legality:
     def _examine(self, requests: StepRequests, fresh: Collection[str]) -> None:
         computed = requests.computed()
         for request_id in fresh:
-            bound = self._bindings.bound([request_id])
+            bound = self._bindings.table_of(request_id)
             start = computed.get(request_id, 0)
             if bound is None or request_id in self._bindings.partial:
                 continue
@@ -231,7 +238,7 @@ class Legality:
                 b for o in self.interval if o.kind == facts.TOUCH and o.request_id == request_id for b in o.block_ids
             }
             for group_index, group in self._groups:
-                blocks = bound[0].blocks[group_index]
+                blocks = bound.blocks[group_index]
                 self._examine_prefix(request_id, group_index, group, blocks, start)
                 index, offset = divmod(start, group.block_size)
                 loaded = self._loaded.get(request_id, 0)
@@ -318,7 +325,7 @@ class Legality:
 
     def _still_used(self, request_id: str, operation: PoolOperation, requests: StepRequests) -> set[int]:
         """Which of the released blocks stand in the request's tables where attention still looks."""
-        bound = self._bindings.bound([request_id])
+        bound = self._bindings.table_of(request_id)
         if bound is None:
             return set()
         used: set[int] = set()
@@ -328,7 +335,7 @@ class Legality:
         )
         for group_index, group in self._groups:
             visible = int(first_visible_block(group, np.array([computed], np.int64))[0])
-            used |= released.intersection(bound[0].blocks[group_index][visible:])
+            used |= released.intersection(bound.blocks[group_index][visible:])
         if operation.request_id is None:
             used = {block for block in used if not self.ledger.owns(request_id, block)}
         return used
@@ -354,7 +361,7 @@ class Legality:
         sampled = dict(zip(result.request_ids, result.sampled_tokens, strict=True))
         computed = declaration.requests.computed()
         for request_id, drafts in declaration.spec_tokens.items():
-            tokens, bound = sampled.get(request_id), self._bindings.bound([request_id])
+            tokens, bound = sampled.get(request_id), self._bindings.table_of(request_id)
             end = computed.get(request_id, 0) + declaration.requests.scheduled.get(request_id, 0)
             if not tokens or tokens > drafts or bound is None or self._ends.get(request_id) != end:
                 continue
@@ -362,7 +369,7 @@ class Legality:
             self._ends[request_id] = accepted
             for group_index, group in self._groups:
                 first, filled = divmod(accepted, group.block_size)
-                blocks = bound[0].blocks[group_index][first : -(-end // group.block_size)]
+                blocks = bound.blocks[group_index][first : -(-end // group.block_size)]
                 if blocks:
                     self.ledger.roll_back(blocks, [filled] + [0] * (len(blocks) - 1))
 

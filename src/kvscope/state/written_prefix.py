@@ -101,6 +101,14 @@ class WrittenPrefix(BlockColumns):
         self._raise(where, CONFIRMED, tokens)
         self._raise(where, WRITTEN_STEP, min(step, LARGEST))
 
+    def confirm_block(self, block_id: int, tokens: int, step: int) -> None:
+        """:meth:`confirm_written` of one block."""
+        if 0 <= block_id < self.num_blocks and block_id != self.null_block_id:
+            cells, at = self._cells, block_id << SHIFT
+            cells[at + DECLARED] = max(cells[at + DECLARED], tokens)
+            cells[at + CONFIRMED] = max(cells[at + CONFIRMED], tokens)
+            cells[at + WRITTEN_STEP] = max(cells[at + WRITTEN_STEP], min(step, LARGEST))
+
     def roll_back(self, block_ids: Ids, filled: Filled, confirmed: Filled | None = None) -> None:
         """Of these blocks ``[n]`` only ``filled`` tokens are written once all submitted steps have run, and
         ``confirmed`` now (None: the same), because drafts were rejected or a step did not do what it declared.
