@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from .audit import BOOKS_RULES
 from .bind import BIND_RULES
 from .dummy import DUMMY_RULES
 from .handover import HANDOVER_RULES
+from .pool import POOL_RULES
 from .read import READ_RULES
 from .row import ROW_RULES
 from .rule import Rule
@@ -12,7 +14,7 @@ from .write import WRITE_RULES
 
 RULES: dict[str, Rule] = {
     function.rule.reason: function.rule
-    for family in (BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
+    for family in (POOL_RULES, BOOKS_RULES, BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
     for function in family
 }
 """Reason -> rule, in the order in which a step meets them."""

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from ..facts.allocator import PoolOperation
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests
 from ..state.bindings import Bindings
+from ..state.block_audit import Difference
+from ..state.blocks import BlockLedger
+from .audit import BOOKS_RULES, BooksView
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
 from .handover import HANDOVER_RULES, HandoverView
 from .plan_view import GroupView, StepView
+from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
 from .row import ROW_RULES
 from .rule import Part, RuleFunction, Subject
+from .settled import differences_after, settled_agrees
 from .write import WRITE_RULES
 
 Parts = Collection[Part]
+Key = tuple[object, ...]
 
-_FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position")
+_FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position", "generation")
 """What the finding that is reported takes over from the others of the same access, where it does not say itself."""
 
 
@@ -79,6 +86,49 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
     return _merged(fired) if fired else []
 
 
+def judge_pool(
+    operation: PoolOperation,
+    ledger: BlockLedger,
+    trace_id: str,
+    parts: Parts,
+    in_flight: Mapping[int, int] | None = None,
+) -> list[Finding]:
+    """Judge a call of the pool that ``ledger`` has not yet taken over.
+
+    ``in_flight``: block -> the last step that may still touch it and whose result has not come back.
+    """
+    in_flight = in_flight or {}
+    if pool_agrees(operation, ledger, in_flight):
+        return []
+    view = PoolView(operation=operation, ledger=ledger, trace_id=trace_id, in_flight=in_flight)
+    return _by_block(_fired(POOL_RULES, view, parts))
+
+
+def judge_settled(operation: PoolOperation, ledger: BlockLedger, trace_id: str, parts: Parts) -> list[Finding]:
+    """Judge the books about the blocks of a call of the pool that ``ledger`` has just taken over."""
+    if settled_agrees(operation, ledger):
+        return []
+    view = BooksView(
+        differences=list(differences_after(operation, ledger)),
+        ledger=ledger,
+        step=operation.step,
+        trace_id=trace_id,
+        request_id=operation.request_id,
+        group_id=operation.group_id,
+    )
+    return _by_block(_fired(BOOKS_RULES, view, parts))
+
+
+def judge_audit(
+    differences: Sequence[Difference], step: int, trace_id: str, ledger: BlockLedger, parts: Parts
+) -> list[Finding]:
+    """Judge what an audit of the pool found (:meth:`BlockLedger.differences`)."""
+    if not differences:
+        return []
+    view = BooksView(differences=differences, ledger=ledger, step=step, trace_id=trace_id)
+    return _by_block(_fired(BOOKS_RULES, view, parts))
+
+
 def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Parts) -> list[Finding]:
     findings: list[Finding] = []
     for function in rules:
@@ -95,24 +145,40 @@ def _side(finding: Finding) -> str:
     return "read" if finding.reason.startswith("read_") else "write"
 
 
-def _merged(findings: list[Finding]) -> list[Finding]:
-    """One finding an access: a row of a group, read or written; a request, bound or handed over.
+def _access_of(findings: list[Finding]) -> Callable[[Finding], Key]:
+    """Tells accesses apart: a row of a group, read or written; a request, bound or handed over.
 
     A shifted position or length belongs to the row in every group, and takes in what follows from it in the groups.
     """
-    accesses: dict[tuple[object, ...], list[Finding]] = {}
     row_wide = {(f.row, _side(f)) for f in findings if f.row is not None and f.group_id is None}
-    for finding in findings:
+
+    def access(finding: Finding) -> Key:
         group = None if (finding.row, _side(finding)) in row_wide else finding.group_id
-        key = (_side(finding), group, finding.row, finding.request_id if finding.row is None else None)
-        accesses.setdefault(key, []).append(finding)
+        return _side(finding), group, finding.row, finding.request_id if finding.row is None else None
+
+    return access
+
+
+def _by_block(findings: list[Finding]) -> list[Finding]:
+    """One finding a block; a request that only one of its reasons knows is that of the finding."""
+    return _merged(findings, lambda finding: (finding.block_id,), (*_FILLED_IN, "request_id"))
+
+
+def _merged(
+    findings: list[Finding], key: Callable[[Finding], Key] | None = None, filled: tuple[str, ...] = _FILLED_IN
+) -> list[Finding]:
+    """One finding of those that have the same key, by default one an access."""
+    accesses: dict[Key, list[Finding]] = {}
+    key = key or _access_of(findings)
+    for finding in findings:
+        accesses.setdefault(key(finding), []).append(finding)
     merged: list[Finding] = []
     for same in accesses.values():
         same.sort(key=lambda f: RULES[f.reason].rank)
         first = same[0]
         first.also = tuple(dict.fromkeys(f.reason for f in same if f.reason != first.reason))
         first.launch_fatal = any(f.launch_fatal for f in same)
-        for field in _FILLED_IN:
+        for field in filled:
             if getattr(first, field) is None:
                 setattr(first, field, next((v for f in same if (v := getattr(f, field)) is not None), None))
         merged.append(first)

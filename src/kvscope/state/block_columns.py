@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import gt
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ SHIFT = 4
 """Block ``b`` begins at cell ``b << SHIFT``."""
 NONE = -1
 LARGEST = (1 << 31) - 1
+
+COUNTED_ONE_BY_ONE = 40
+"""Up to so many blocks single numbers are faster than arrays."""
 
 _UNSET = (WRITTEN_STEP, ALLOCATED_STEP, ALLOCATED_FOR, GROUP, INDEX, FREED_STEP, FREED_CAUSE, FREED_BY)
 
@@ -89,6 +93,10 @@ class BlockColumns:
         """References of each block as the operations add up, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, REFERENCES)
 
+    def places_of(self, block_ids: Ids) -> Int32:
+        """How often each block stands in a table of a live request, ``int32 [n]``; -1 outside the pool."""
+        return self._column(block_ids, OWNERS)
+
     def hashes_of(self, block_ids: Ids) -> Int32:
         """How many hashes lead to each block, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, HASHES)
@@ -104,6 +112,27 @@ class BlockColumns:
         """
         rows = self._rows[self._where(block_ids)]
         return rows[:, DECLARED], rows[:, CONFIRMED]
+
+    def all_unused(self, block_ids: Sequence[int]) -> bool:
+        """Whether these are blocks of the pool that are counted, each named once, and none has a reference."""
+        return self._each_once(block_ids) and not any(self._counts(block_ids, REFERENCES))
+
+    def all_in_use(self, block_ids: Sequence[int]) -> bool:
+        """Whether these are blocks of the pool that are counted, each named once, and each has a reference."""
+        return self._each_once(block_ids) and all(self._counts(block_ids, REFERENCES))
+
+    def balanced(self, block_ids: Sequence[int], references: Sequence[int] | None = None) -> bool:
+        """Whether these are blocks of the pool that are counted, with as many references as ``references`` ``[n]``
+        says (None: any number), and with no more places in tables than that.
+        """
+        if not block_ids:
+            return True
+        if not self._has_all(block_ids):
+            return False
+        counts = self._counts(block_ids, REFERENCES)
+        if references is not None and counts != references:
+            return False
+        return not any(map(gt, self._counts(block_ids, OWNERS), counts))
 
     def status_of(self, block_ids: Ids) -> npt.NDArray[np.uint8]:
         """:class:`Status` of each block, ``uint8 [n]``."""
@@ -124,6 +153,17 @@ class BlockColumns:
     def _column(self, block_ids: Ids, column: int) -> Int32:
         values: Int32 = self._rows[self._where(block_ids), column]
         return values
+
+    def _counts(self, block_ids: Sequence[int], column: int) -> list[int]:
+        """One column of blocks that the pool has, ``[n]``."""
+        if len(block_ids) > COUNTED_ONE_BY_ONE:
+            counts: list[int] = self._rows[np.array(block_ids), column].tolist()
+            return counts
+        cells = self._cells
+        return [cells[(block << SHIFT) + column] for block in block_ids]
+
+    def _each_once(self, block_ids: Sequence[int]) -> bool:
+        return not block_ids or (len(set(block_ids)) == len(block_ids) and self._has_all(block_ids))
 
     def _where(self, block_ids: Ids) -> Where:
         """The row of each id, ``intp [n]``."""

@@ -12,7 +12,9 @@ from kvscope.analysis.reader import Trace
 from kvscope.analysis.replay import NO_DECLARATION, NO_TABLE, PARTIAL, Replay
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
+from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
+from kvscope.checks.pool import POOL_RULES
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
 from kvscope.facts.requests import Declaration, StepRequests
@@ -98,10 +100,12 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
 }
 NOT_IN_A_TRACE = {"handover_missing"}
+OF_THE_POOL = {function.rule.reason for family in (POOL_RULES, BOOKS_RULES) for function in family}
+"""Nothing of a plan or a declaration: the pool's own calls, beside a ledger."""
 
 
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
-    assert SCENARIOS.keys() | NOT_IN_A_TRACE == RULES.keys()
+    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL == RULES.keys()
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

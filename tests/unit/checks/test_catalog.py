@@ -8,13 +8,16 @@ from typing import Any, get_args
 import pytest
 
 import unit.checks.other_cases
-import unit.checks.plan_cases  # noqa: F401  importing the modules of cases writes the book
+import unit.checks.plan_cases
+import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
 from kvscope.checks import rule as vocabulary
+from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.handover import HANDOVER_RULES
+from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
 from kvscope.checks.row import ROW_RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule, Severity
@@ -83,7 +86,7 @@ def test_a_rule_compares_two_objects_or_one_with_an_invariant(rule: Rule) -> Non
 
 
 def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
-    families = (BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
+    families = (POOL_RULES, BOOKS_RULES, BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))
 
