@@ -21,12 +21,13 @@ from ..state.holds import Holds
 from ..state.legality import Legality
 from .run import Run
 
-AUDIT_EVERY_STEPS = 4
+AUDIT_EVERY_STEPS = 8
 AUDITED_BLOCKS = 128
 """So many blocks are held against the pool every so many steps: about 10 µs, and every block of a pool of 10,000 once
-in 300 steps. What goes through the pool's own functions is seen at once; this is for what does not."""
+in 640 steps. What goes through the pool's own functions is seen at once; this is for what does not."""
 WALKED_BLOCKS = 4096
-"""The free queue is walked, each time that the audit has come around, if it has no more blocks than this."""
+"""The free queue is walked, when the audit has come around, if it has no more blocks than this."""
+WALK_EVERY_STEPS = 64
 
 
 class HostPool(Protocol):
@@ -56,6 +57,7 @@ class PoolJudge:
         self._last_returned = 0
         self._audit_in = AUDIT_EVERY_STEPS
         self._audit_at = 0
+        self._walk_at = 0
 
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""
@@ -90,24 +92,30 @@ class PoolJudge:
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
-        declaration.operations, self._operations = self._operations, []
         declaration.operations_before = self._operations_before
-        self._operations_before += len(declaration.operations)
+        if self._operations:
+            declaration.operations, self._operations = self._operations, []
+            self._operations_before += len(declaration.operations)
 
     def declare(self, declaration: Declaration) -> None:
         """The bindings have the declaration."""
         legality = self.legality
-        legality.advance(declaration)
-        findings = judge_content(declaration, legality, self._run.parts)
-        legality.end_finished()
-        if not declaration.is_empty:
+        findings: list[Finding] = []
+        if legality.advance(declaration):
+            findings = judge_content(declaration, legality, self._run.parts)
+            legality.end_finished()
+        if declaration.total_num_scheduled_tokens:
             self._in_flight.append(declaration)
-        findings += self._audit(declaration)
+        self._audit_in -= 1
+        if self._audit_in <= 0 and self.host is not None:
+            self._audit_in = AUDIT_EVERY_STEPS
+            findings += self._audit(self.host, declaration)
         if self.holds:
             overdue = self.holds.overdue(self._last_returned, monotonic_ns())
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
-        self._report(findings, "schedule")
+        if findings:
+            self._report(findings, "schedule")
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
@@ -126,21 +134,21 @@ class PoolJudge:
         if last is not None:
             self._fences.update(dict.fromkeys(operation.block_ids, last))
 
-    def _audit(self, declaration: Declaration) -> list[Finding]:
+    def _audit(self, host: HostPool, declaration: Declaration) -> list[Finding]:
         """Hold the next piece of the ledger against the pool. No operation is under way when a step is declared."""
-        self._audit_in -= 1
-        if self._audit_in > 0 or self.host is None:
-            return []
-        self._audit_in = AUDIT_EVERY_STEPS
         first, ledger = self._audit_at, self.ledger
         last = min(first + AUDITED_BLOCKS, ledger.num_blocks)
         self._audit_at = 0 if last == ledger.num_blocks else last
         free: Sequence[int] | None = None
-        counts = self.host.counts(first, last)
-        if self._audit_at == 0 and self.host.num_free <= WALKED_BLOCKS:
-            first, counts = 0, self.host.counts(0, ledger.num_blocks) if first else counts
-            free = self.host.free_ids(WALKED_BLOCKS)
+        if not self._audit_at and declaration.step >= self._walk_at and host.num_free <= WALKED_BLOCKS:
+            self._walk_at = declaration.step + WALK_EVERY_STEPS
+            first, free = 0, host.free_ids(WALKED_BLOCKS)
         self._run.coverage.audited_blocks += last - first
+        counts, ours = host.counts(first, last), ledger.counted(first, last)
+        if first <= ledger.null_block_id < last:
+            counts[ledger.null_block_id - first] = ours[ledger.null_block_id - first]
+        if counts == ours and free is None:
+            return []
         differences = ledger.differences(counts, free, first_block=first)
         if not differences:
             return []
