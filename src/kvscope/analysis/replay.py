@@ -16,6 +16,7 @@ from msgspec import UNSET
 from kvscope.analysis.blocks import BlockDiary
 from kvscope.analysis.engines import EngineSetup, engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
+from kvscope.analysis.pool import FollowedPool, ScheduledPool, pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
 from kvscope.analysis.scene import scene_of
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
@@ -23,9 +24,17 @@ from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_missing, judge_plan
 from kvscope.checks.plan_view import StepView
-from kvscope.events.codec import declaration_from, dummy_from, finding_from, received_from, snapshot_from
+from kvscope.events.codec import (
+    declaration_from,
+    dummy_from,
+    finding_from,
+    received_from,
+    result_from,
+    snapshot_from,
+)
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, WriteRecord
+from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
@@ -75,6 +84,7 @@ class _Rank:
     def __init__(self, log: ProcessLog, topology: Topology) -> None:
         self.log = log
         self.bindings = Bindings(topology)
+        self.pool = FollowedPool(topology, self.bindings)
         self.batches = {i: BatchTable(self.bindings, i) for i, group in enumerate(topology.groups) if group.judged}
         self.applied = 0
         self.input_step = 0
@@ -91,6 +101,7 @@ class _Engine:
         self.topology = topology
         self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
         self.bindings = Bindings(topology)
+        self.pool = ScheduledPool(topology, self.bindings)
         self.diary = BlockDiary()
         self.declared: dict[int, tuple[Declaration, bool]] = {}
         self.last_step = 0
@@ -100,7 +111,10 @@ class _Engine:
 
 
 class Replay:
-    """The result, complete after :meth:`run`. ``unreadable_ids``: requests cannot be told apart in this trace."""
+    """The result, complete after :meth:`run`. ``ids_omitted``: requests cannot be told apart in this trace.
+
+    ``pools_lost`` has, by data-parallel rank, the step from which on records of the pool are known to be missing.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -109,6 +123,7 @@ class Replay:
         self.findings = FindingTally()
         self.undeclared_steps = 0
         self.damaged_records = 0
+        self.pools_lost: dict[int, int] = {}
         self.ids_omitted = False
         self._by_log: dict[str, _Engine] = {}
         for setup in self.setups:
@@ -141,9 +156,13 @@ class Replay:
 
     def _one(self, engine: _Engine, entry: Entry) -> None:
         record = entry.record
-        if isinstance(record, BindRecord):
-            self._declare(engine, entry.log, record)
-            return
+        if entry.log is engine.setup.declaring:
+            if isinstance(record, BindRecord):
+                self._declare(engine, entry.log, record)
+            elif (operation := pool_operation(record)) is not None:
+                self._operation(engine, operation)
+            elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
+                engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
         rank = engine.ranks.get(entry.log.name)
         if rank is None:
             return
@@ -163,6 +182,9 @@ class Replay:
             else:
                 self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
 
+    def _operation(self, engine: _Engine, operation: PoolOperation) -> None:
+        engine.pool.hear(operation)
+
     def _declare(self, engine: _Engine, log: ProcessLog, record: BindRecord) -> None:
         declaration = declaration_from(record)
         damage = log.missing + log.garbage
@@ -173,14 +195,20 @@ class Replay:
         self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
         if lost:
             _distrust(engine.bindings)
+            engine.pool.lose()
+        engine.pool.hand_over(declaration, record)
+        if engine.pool.is_lost and not self.ids_omitted:
+            self.pools_lost.setdefault(engine.setup.dp_rank, declaration.step)
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
+        engine.pool.advance(declaration)
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
             if finding.request_id not in engine.bindings.partial
         ]
         self._found(engine, None, findings)
+        engine.pool.end_finished()
         for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
             for rank in engine.ranks.values():
                 _catch_up(engine, rank, step)
@@ -193,6 +221,7 @@ class Replay:
             # Nothing was attached: what the worker was told is here, but not what it should have been told.
             self._found(engine, rank, judge_missing(step, received_from(record, None), engine.setup.parts))
             _distrust(rank.bindings)
+            rank.pool.lose()
             return
         rank.input_step = step
         _catch_up(engine, rank, step)
@@ -249,10 +278,14 @@ class Replay:
 
     def _found(self, engine: _Engine, rank: _Rank | None, findings: list[Finding]) -> None:
         log = rank.log if rank else engine.setup.declaring
-        bindings = rank.bindings if rank else engine.bindings
+        side = rank or engine
         for finding in findings:
             action = engine.setup.actions.get(RULES[finding.reason].part, "log")
-            scene = None if self.findings.has_scene(finding) else scene_of(finding, bindings, engine.diary)
+            scene = (
+                None
+                if self.findings.has_scene(finding)
+                else scene_of(finding, side.bindings, engine.diary, side.pool.ledger)
+            )
             self.findings.add(
                 REPLAY,
                 finding,
@@ -294,8 +327,10 @@ class Replay:
             return
         engine.undeclared.add(step)
         self.undeclared_steps += 1
-        for bindings in [engine.bindings, *(rank.bindings for rank in engine.ranks.values())]:
-            _distrust(bindings)
+        sides: list[_Engine | _Rank] = [engine, *engine.ranks.values()]
+        for side in sides:
+            _distrust(side.bindings)
+            side.pool.lose()
 
     def _skip(self, rows: int, cause: str) -> None:
         if rows > 0:
@@ -325,7 +360,10 @@ def _catch_up(engine: _Engine, rank: _Rank, step: int) -> None:
         declaration, lost = engine.declared[declared]
         if lost:
             _distrust(rank.bindings)
+        rank.pool.take(declaration)
         rank.bindings.apply(declaration.requests)
+        rank.pool.advance(declaration)
+        rank.pool.end_finished()
         rank.applied = declared
 
 

@@ -116,6 +116,9 @@ class BlockCopy(msgspec.Struct, kw_only=True):
 class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     """``Scheduler.schedule()`` returned with work.
 
+    ``num_operations`` records of the allocator, of the ``operations_before`` + ``num_operations`` that there were until
+    then, led to this step. Both are absent where the pool was not observed.
+
     ``unlisted`` names requests that the declaration mentions somewhere without listing them as new or cached: a sound
     scheduler has none, and the field is absent then.
     """
@@ -128,6 +131,8 @@ class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     zero_blocks: Ranges | UnsetType = UNSET
     copies: list[BlockCopy] | UnsetType = UNSET
     connector_plan: str | UnsetType = UNSET
+    operations_before: Count | UnsetType = UNSET
+    num_operations: Count | UnsetType = UNSET
     unlisted: list[BoundRequest] | UnsetType = UNSET
 
 
