@@ -17,6 +17,7 @@ from kvscope.facts.requests import Declaration, StepResult
 from kvscope.facts.topology import Topology
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
+from kvscope.state.fences import Fences
 from kvscope.state.legality import Legality
 
 MOST_WAITING = 1 << 16
@@ -26,7 +27,9 @@ MOST_UNCONFIRMED = 64
 
 
 class FollowedPool:
-    """What one process knew of the pool. ``is_lost``: something is missing, so that nothing is known any more."""
+    """What one process knew of the pool. ``is_lost``: it was not observed, or something is missing, so that nothing is
+    known any more.
+    """
 
     def __init__(self, topology: Topology, bindings: Bindings) -> None:
         self._ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
@@ -36,12 +39,13 @@ class FollowedPool:
 
     @property
     def ledger(self) -> BlockLedger | None:
-        """None where the pool was not observed, or is lost."""
-        return self._ledger if self._heard and not self.is_lost else None
+        """None where the pool is lost."""
+        return None if self.is_lost else self._ledger
 
     @property
     def legality(self) -> Legality | None:
-        return self._legality if self._heard and not self.is_lost else None
+        """None where the pool is lost."""
+        return None if self.is_lost else self._legality
 
     def take(self, declaration: Declaration) -> None:
         """Take over the operations that led to a declaration, before it is bound: as a worker does."""
@@ -72,19 +76,23 @@ class FollowedPool:
 
 class ScheduledPool(FollowedPool):
     """What EngineCore knew. In order: :meth:`hear` each operation, :meth:`hand_over` them to a declaration, bind it,
-    :meth:`advance`; :meth:`confirm` when a result stands in the trace.
+    :meth:`advance`; :meth:`confirm` when a result stands in the trace. ``was_observed``: there was something to hear.
     """
 
     def __init__(self, topology: Topology, bindings: Bindings) -> None:
         super().__init__(topology, bindings)
+        self.fences = Fences()
+        self.was_observed = False
         self._waiting: list[PoolOperation] = []
         self._unconfirmed: dict[int, Declaration] = {}
 
     def hear(self, operation: PoolOperation) -> None:
         """The pool did something. A generation that is not the one we count says that something is missing."""
+        self.was_observed = True
         if self.is_lost:
             return
         self._take(operation)
+        self.fences.take(operation)
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append(operation)
         if operation.kind == ALLOC and operation.generations is not None:
@@ -95,17 +103,23 @@ class ScheduledPool(FollowedPool):
         declaration.operations, self._waiting = self._waiting, []
         before, count = record.operations_before, record.num_operations
         if not isinstance(before, int) or not isinstance(count, int):
-            self.is_lost = self._heard > 0
-        elif before + count != self._heard:
             self.is_lost = True
+        else:
+            self.was_observed = True
+            self.is_lost |= before + count != self._heard
         declaration.operations_before = None if self.is_lost else self._heard - len(declaration.operations)
         if not declaration.is_empty and not self.is_lost:
             self._unconfirmed[declaration.step] = declaration
             if len(self._unconfirmed) > MOST_UNCONFIRMED:
                 del self._unconfirmed[next(iter(self._unconfirmed))]
 
+    def advance(self, declaration: Declaration) -> None:
+        super().advance(declaration)
+        self.fences.declare(declaration)
+
     def confirm(self, step: int, result: StepResult, *, may_lack: bool) -> None:
         """The result of a step. ``may_lack``: records were dropped, so that a step without one says nothing."""
+        self.fences.returned(step)
         declaration = self._unconfirmed.pop(step, None)
         earlier = [number for number in self._unconfirmed if number < step]
         for number in earlier:
@@ -153,6 +167,6 @@ def rebuild_ledger(trace: Trace, dp_rank: int = 0) -> BlockLedger:
             pool.end_finished()
         elif isinstance(record, BoundaryRecord) and record.kind == "update_input" and isinstance(record.step, int):
             pool.confirm(record.step, result_from(record), may_lack=log.ever_dropped)
-    if pool.ledger is None or log.missing or log.missing_first or log.garbage or log.dropped:
+    if pool.ledger is None or not pool.was_observed or log.missing or log.missing_first or log.garbage or log.dropped:
         raise ValueError(f"the trace of engine {dp_rank} lacks records of its pool")
     return pool.ledger

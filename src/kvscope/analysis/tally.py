@@ -20,9 +20,18 @@ Key = tuple[str, int | None, str | None]
 """Reason, group and request: what live and replay must agree about."""
 
 
-NOT_REPLAYABLE = frozenset({"handover_missing", "handover_request_mismatch"})
+NOT_REPLAYABLE = frozenset(
+    {
+        "handover_missing",
+        "handover_request_mismatch",
+        "alloc_live_block",
+        "alias_owner_mismatch",
+        "free_list_damaged",
+        "ledger_pool_mismatch",
+    }
+)
 """Reasons that live can find in what a trace does not hold: a message without its declaration, a row of a batch that
-was never declared.
+was never declared, a block that the host itself refuses to hand out, an audit of the host's own books.
 """
 
 

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from kvscope.checks.finding import Finding
+from kvscope.checks.judge import judge_pool, judge_settled
+from kvscope.checks.rule import Part
 from kvscope.facts.allocator import ALLOC, CAUSE_ALLOCATE, FREE, PoolOperation
 from kvscope.facts.requests import Declaration, StepResult
 from kvscope.facts.topology import Topology
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
+from kvscope.state.fences import Fences
 from kvscope.state.legality import Legality
 
 
 class BuiltPool:
-    """``scheduler`` is what EngineCore knows of the pool, ``workers`` what each rank knows."""
+    """``scheduler`` is what EngineCore knows of the pool, ``workers`` what each rank knows. ``parts`` judge."""
 
-    def __init__(self, topology: Topology, bindings: Bindings, worker_bindings: Sequence[Bindings]) -> None:
+    def __init__(
+        self, topology: Topology, bindings: Bindings, worker_bindings: Sequence[Bindings], parts: Collection[Part]
+    ) -> None:
         self.scheduler, *self.workers = [
             Legality(topology, BlockLedger(topology.num_blocks, topology.null_block_id), side)
             for side in (bindings, *worker_bindings)
         ]
         self._waiting: list[PoolOperation] = []
         self._before = 0
+        self._fences = Fences()
+        self._parts = parts
 
-    def take(self, operation: PoolOperation) -> None:
-        """The pool has done something."""
+    def take(self, operation: PoolOperation, trace_id: str) -> list[Finding]:
+        """The pool has done something; what is wrong with it."""
+        ledger = self.scheduler.ledger
+        findings = judge_pool(operation, ledger, trace_id, self._parts, in_flight=self._fences.blocks)
         self.scheduler.take(operation)
         if operation.kind == ALLOC:
             operation.generations = self.scheduler.ledger.generation_of(operation.block_ids).tolist()
         self._waiting.append(operation)
+        self._fences.take(operation)
+        return findings + judge_settled(operation, ledger, trace_id, self._parts)
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give a declaration what led to it."""
@@ -40,6 +52,7 @@ class BuiltPool:
         """The scheduler's bindings have the declaration."""
         self.scheduler.advance(declaration)
         self.scheduler.end_finished()
+        self._fences.declare(declaration)
 
     def receive(self, rank: int, declaration: Declaration) -> None:
         """A worker has the declaration, and binds it next."""
@@ -53,6 +66,7 @@ class BuiltPool:
 
     def confirm(self, declaration: Declaration, result: StepResult) -> None:
         """The step's result is there."""
+        self._fences.returned(declaration.step)
         self.scheduler.confirm(declaration, result)
 
 

@@ -91,7 +91,7 @@ class TraceBuilder:
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
-        self.observed = BuiltPool(topology, self._bindings, self._worker_bindings) if observe_pool else None
+        self.observed = BuiltPool(topology, self._bindings, self._worker_bindings, self.parts) if observe_pool else None
         self._batches = [[BatchTable(b, index) for index in self._judged()] for b in self._worker_bindings]
         run, group = directory.name, Ranks(dp=0)
         workers = [Ranks(dp=0, tp=rank, pp=0, world=rank) for rank in range(len(self._worker_bindings))]
@@ -165,8 +165,11 @@ class TraceBuilder:
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
+        comes_back: bool = True,
     ) -> Declaration:
-        """One step through all processes: declared, handed over, planned, judged, written down."""
+        """One step through all processes: declared, handed over, planned, judged, written down. A step without work is
+        only declared, and there is no result of it. Without ``comes_back`` the step is still on its way at the end.
+        """
         declaration = self.declare(scheduled, finished=finished, preempted=preempted)
         damage_declaration(declaration)
         if self.observed is not None:
@@ -178,7 +181,9 @@ class TraceBuilder:
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
         for rank, stream in enumerate(self.workers):
             self._run_worker(rank, stream, declaration, damage_received, damage_plan)
-        if self.observed is not None:
+        if declaration.is_empty:
+            return declaration
+        if self.observed is not None and comes_back:
             self._return(declaration, self.observed)
         self.steps += 1
         self.rows += len(scheduled) * len(self._judged())
@@ -189,11 +194,13 @@ class TraceBuilder:
         """The pool does something. Without ``observe_pool`` nobody sees it."""
         if self.observed is None:
             return
-        self.observed.take(operation)
+        trace_id = self._trace_id(operation.step)
+        findings = self.observed.take(operation, trace_id)
         record = operation_record(operation, self.names)
         if operation.scheduling:
-            record.trace_id = self._trace_id(operation.step)
+            record.trace_id = trace_id
         self.engine.write(record, "allocator", f"pool.{operation.kind}", after=operation.step)
+        self._violations(self.engine, findings)
 
     def dummy(self, slots: Mapping[int, list[int]]) -> None:
         """A run that serves no request, after the last step, in every worker."""
@@ -228,6 +235,8 @@ class TraceBuilder:
         bindings.apply(declaration.requests)
         if self.observed is not None:
             self.observed.carry_out(rank, declaration)
+        if declaration.is_empty and received == declaration.requests:
+            return
         record = worker_input_record(received, declaration.requests, self.names)
         record.trace_id = declaration.trace_id
         stream.write(record, "worker", "worker.execute", step=declaration.step)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from kvscope.analysis.pool import MOST_WAITING, ScheduledPool, rebuild_ledger
 from kvscope.analysis.reader import Trace
 from kvscope.analysis.replay import Replay
-from kvscope.analysis.verdict import CLEAN, INCONCLUSIVE, verdict_of
+from kvscope.analysis.tally import LIVE, NOT_REPLAYABLE, REPLAY
+from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, verdict_of
+from kvscope.checks.audit import BOOKS_RULES
+from kvscope.checks.pool import POOL_RULES
 from kvscope.events.codec import bind_record
 from kvscope.events.names import RequestNames
 from kvscope.facts import allocator as facts
@@ -52,7 +55,8 @@ def sides(replay: Replay) -> tuple[BlockLedger | None, list[BlockLedger | None]]
 
 
 def does(builder: TraceBuilder, kind: str, block_ids: list[int], request_id: str | None = None, **more: Any) -> None:
-    fields = {"step": builder.step_number, "request_id": request_id, "group_id": None if request_id is None else 0}
+    step = builder.step_number + more.get("scheduling", False)
+    fields = {"step": step, "request_id": request_id, "group_id": None if request_id is None else 0}
     builder.pool_does(PoolOperation(kind=kind, block_ids=block_ids, **{**fields, **more}))
 
 
@@ -60,24 +64,34 @@ def everything(builder: TraceBuilder) -> None:
     """A life with all kinds of operations: hits, hashes, a copy, a receive, a hold, preemption, eviction, reset."""
     builder.step({"r1": 40, "r2": 40})
     first = builder.blocks["r1"][0][:2]
-    step = {"step": builder.step_number + 1, "scheduling": True}
-    does(builder, CACHE, first, "r1", hash_counts=[1, 1], hash_tokens=[16, 16], cause=facts.CAUSE_ALLOCATE, **step)
-    does(builder, TOUCH, first, "r3", first_index=0, cause=facts.CAUSE_HIT, **step)
+    does(
+        builder,
+        CACHE,
+        first,
+        "r1",
+        hash_counts=[1, 1],
+        hash_tokens=[16, 16],
+        cause=facts.CAUSE_ALLOCATE,
+        scheduling=True,
+    )
+    does(builder, TOUCH, first, "r3", first_index=0, cause=facts.CAUSE_HIT, scheduling=True)
     builder.step({"r1": 1, "r2": 1})
-    does(builder, ALLOC, [60, 61], "r4", first_index=0, reserved=True, cause=facts.CAUSE_EXTERNAL, **step)
+    does(builder, ALLOC, [60, 61], "r4", first_index=0, reserved=True, cause=facts.CAUSE_EXTERNAL, scheduling=True)
     builder.step({"r1": 1, "r2": 1})
     does(builder, RECEIVE, [60, 61], "r4", filled=[16, 3], cause=facts.CAUSE_EXTERNAL)
     does(builder, TOUCH, [60], cause=facts.CAUSE_PIN)
     does(builder, HOLD, [60, 61], "r4", cause=facts.CAUSE_DEFERRED)
     builder.step({"r1": 1}, preempted=["r2"])
     does(builder, FREE, [61, 60], "r4", cause=facts.CAUSE_DEFERRED)
+    does(builder, FREE, [60], cause=facts.CAUSE_UNPIN)
     does(builder, EVICT, [first[1]], cause=facts.CAUSE_LOAD_FAILED)
     builder.step({"r1": 1, "r2": 42})
-    does(builder, FREE, first[::-1], "r3", cause=facts.CAUSE_ABORT)
+    does(builder, FREE, first[::-1], "r3", cause=facts.CAUSE_ABORT, ref_counts=[1, 1])
+    builder.step({"r5": 3}, finished=["r1"], preempted=["r2"])
+    builder.step({}, finished=["r2", "r5"])
     does(builder, RESET, [], cause=facts.CAUSE_RESET)
-    builder.step({"r2": 1}, finished=["r1"])
     for _ in range(20):
-        builder.step({"r2": 1, **({} if builder.step_number > 20 else {"r5": 3})})
+        builder.step({"r8": 1, "r9": 1})
 
 
 # The ledger comes back ------------------------------------------------------------------------------------------------
@@ -194,6 +208,91 @@ def test_without_records_of_the_pool_there_is_no_history_and_nothing_is_missed(t
     assert replay.pools_lost == {}
     with pytest.raises(ValueError, match="lacks records of its pool"):
         rebuild_ledger(Trace.open(run))
+
+
+# What is wrong with a call of the pool --------------------------------------------------------------------------------
+
+
+def both(builder: TraceBuilder, *, comes_back: bool = True) -> None:
+    """r1 has blocks 1 to 3, r2 blocks 4 to 6."""
+    builder.step({"r1": 40, "r2": 40})
+    builder.step({"r1": 1, "r2": 1}, comes_back=comes_back)
+
+
+def call(kind: str, block_ids: list[int], request_id: str | None = None, **more: Any) -> Callable[[TraceBuilder], None]:
+    def scenario(builder: TraceBuilder) -> None:
+        both(builder)
+        does(builder, kind, block_ids, request_id, **more)
+        builder.step({"r1": 1, "r2": 1})
+
+    return scenario
+
+
+def released_twice(builder: TraceBuilder) -> None:
+    both(builder)
+    builder.step({"r2": 1}, finished=["r1"])
+    does(builder, FREE, [2], "r1", cause=facts.CAUSE_FINISH, ref_counts=[0])
+    builder.step({"r2": 1})
+
+
+def reserved_too_early(builder: TraceBuilder) -> None:
+    both(builder, comes_back=False)
+    builder.step({"r2": 1}, finished=["r1"], comes_back=False)
+    does(builder, ALLOC, [2], "r9", first_index=0, reserved=True, cause=facts.CAUSE_EXTERNAL, scheduling=True)
+    builder.pool.remove(2)
+    builder.step({"r2": 1})
+
+
+def released_for_somebody_else(builder: TraceBuilder) -> None:
+    both(builder)
+    does(builder, TOUCH, [1], "r2", first_index=3, cause=facts.CAUSE_HIT, ref_counts=[2])
+    does(builder, FREE, [1], "r9", cause=facts.CAUSE_FINISH, ref_counts=[1])
+    builder.step({"r1": 1, "r2": 1})
+
+
+CALLS: dict[str, Callable[[TraceBuilder], None]] = {
+    "alloc_null_block": call(ALLOC, [0], "r9", first_index=0, scheduling=True),
+    "alloc_live_block": call(ALLOC, [1], "r9", first_index=0, scheduling=True),
+    "free_inflight_step": reserved_too_early,
+    "free_unallocated": call(FREE, [50], ref_counts=[0]),
+    "double_free": released_twice,
+    "ref_underflow": call(FREE, [1], "r1", ref_counts=[-1]),
+    "evict_referenced": call(EVICT, [4]),
+    "alias_owner_mismatch": released_for_somebody_else,
+    "ledger_pool_mismatch": call(CACHE, [1], "r1", ref_counts=[5]),
+}
+FOUND_BY_AN_AUDIT = {"free_list_damaged"}
+
+
+def test_every_reason_about_a_call_is_replayed_here() -> None:
+    rules = {function.rule.reason for family in (POOL_RULES, BOOKS_RULES) for function in family}
+    assert CALLS.keys() | FOUND_BY_AN_AUDIT == rules
+    assert FOUND_BY_AN_AUDIT <= NOT_REPLAYABLE
+
+
+@pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}], ids=["one", "ranks"])
+@pytest.mark.parametrize("reason", CALLS)
+def test_replay_finds_in_the_pool_what_was_found_live(tmp_path: Path, reason: str, layout: dict[str, Any]) -> None:
+    builder = TraceBuilder(tmp_path / "run", observe_pool=True, **layout)
+    CALLS[reason](builder)
+    replay = replayed(builder.close())
+    reasons = {r for entry in replay.findings.folded() for r in (entry.first.reason, *entry.first.also)}
+    assert reason in reasons
+    assert replay.findings.keys[REPLAY] == replay.findings.keys[LIVE]
+    verdict = verdict_of(replay)
+    assert (verdict.word, verdict.agree) == (FINDINGS, True)
+
+
+def test_a_finding_behind_the_last_declaration_counts_if_nothing_is_missing(tmp_path: Path) -> None:
+    """Action raise stops an engine right there."""
+    builder = TraceBuilder(tmp_path / "run", observe_pool=True)
+    both(builder)
+    does(builder, FREE, [50], ref_counts=[0])
+    (folded,) = replayed(builder.close()).findings.folded()
+    assert (folded.first.reason, folded.in_replay, folded.in_trace) == ("free_unallocated", 1, 1)
+    assert folded.scene is not None
+    assert folded.scene.history is not None
+    assert folded.scene.history.generation == 0
 
 
 # Gaps -----------------------------------------------------------------------------------------------------------------
