@@ -133,7 +133,7 @@ class Replay:
                 self._drop_half_plan(engine, rank)
         for log in self.trace.logs:
             for count in log.coverage.findings if log.coverage else ():
-                self.findings.told(count.reason, count.group_id, log.name, count.count)
+                self.findings.told(count, log.name)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
             self.coverage.skipped[NO_PLAN] += rest
