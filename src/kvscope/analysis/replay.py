@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvscope.analysis.blocks import BlockDiary
 from kvscope.analysis.engines import EngineSetup, engines_of
@@ -269,7 +269,8 @@ class Replay:
             self.ids_omitted = True
             finding = finding_from(msgspec.structs.replace(record, request_id=UNSET, other_request_id=UNSET))
         runner = next((s.runner for s in self.setups if s.dp_rank == entry.log.dp_rank), None)
-        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action)
+        history = None if isinstance(record.history, UnsetType) else record.history
+        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action, history=history)
 
     def _count_scheduled(self, engine: _Engine, declaration: Declaration, ranks: int) -> None:
         coverage, requests = self.coverage, len(declaration.requests.scheduled)

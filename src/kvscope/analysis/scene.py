@@ -6,6 +6,7 @@ import msgspec
 
 from kvscope.analysis.blocks import BlockDiary, Tenure
 from kvscope.checks.finding import Finding
+from kvscope.events.finding_schema import BlockHistory
 from kvscope.state.bindings import Bindings
 
 STRIP_BLOCKS = 16
@@ -28,7 +29,8 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """``holders`` are the requests whose declared table has the block at that step. ``tenures`` are those of the block
     up to then, the latest first. ``declared_block`` is the block that the declaration has at the finding's position,
-    ``logical_block`` its index. ``strip`` is empty where the finding names no block.
+    ``logical_block`` its index. ``strip`` is empty where the finding names no block. ``history`` is what the calls of
+    the pool say about the block, None where the trace does not have them.
     """
 
     num_blocks: int
@@ -39,6 +41,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     holders: list[str]
     tenures: list[Tenure]
     strip: list[Neighbour]
+    history: BlockHistory | None = None
 
 
 def scene_of(finding: Finding, bindings: Bindings, diary: BlockDiary) -> Scene:

@@ -7,7 +7,7 @@ import msgspec
 from kvscope.analysis.scene import Scene
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.events.finding_schema import FindingCount
+from kvscope.events.finding_schema import BlockHistory, FindingCount
 from kvscope.runtime.folding import SUBJECTS
 
 KEPT_REQUESTS = 8
@@ -26,7 +26,8 @@ was never declared.
 
 
 class FoldedFinding(msgspec.Struct, kw_only=True):
-    """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it.
+    """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it, ``history``
+    what its live record says about the block.
 
     ``in_replay`` counts the findings of the replay, ``in_trace`` the kv.violation records that were written live, and
     ``told`` by process what kv.coverage said at last: live processes do not write each of many equal findings.
@@ -39,6 +40,7 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
     runner: str | None
     action: str
     scene: Scene | None = None
+    history: BlockHistory | None = None
     in_replay: int = 0
     in_trace: int = 0
     told: dict[str, int] = msgspec.field(default_factory=dict)
@@ -59,6 +61,10 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
         return max(self.in_trace, sum(self.told.values()))
 
 
+def _same_access(one: Finding, other: Finding) -> bool:
+    return (one.step, one.request_id, one.block_id) == (other.step, other.request_id, other.block_id)
+
+
 class FindingTally:
     """Collects findings from both sides. Memory grows with distinct (reason, group, request), not with findings."""
 
@@ -67,8 +73,17 @@ class FindingTally:
         self.keys: dict[str, set[Key]] = {REPLAY: set(), LIVE: set()}
 
     def add(
-        self, side: str, finding: Finding, *, process: str, runner: str | None, action: str, scene: Scene | None = None
+        self,
+        side: str,
+        finding: Finding,
+        *,
+        process: str,
+        runner: str | None,
+        action: str,
+        scene: Scene | None = None,
+        history: BlockHistory | None = None,
     ) -> None:
+        """One finding; ``scene`` is the replay's, ``history`` that of a live record."""
         key = (finding.reason, finding.group_id)
         entry = self._folded.get(key)
         if entry is None:
@@ -77,7 +92,11 @@ class FindingTally:
                 first_step=finding.step, last_step=finding.step,
             )  # fmt: skip
         elif side == REPLAY and entry.scene is None:
+            if not _same_access(entry.first, finding):
+                entry.history = None
             entry.first, entry.scene = finding, scene
+        if entry.history is None and _same_access(entry.first, finding):
+            entry.history = history
         if side == REPLAY:
             entry.in_replay += 1
         else:
