@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
@@ -124,7 +124,7 @@ class Replay:
                 self._drop_half_plan(engine, rank)
         for log in self.trace.logs:
             for count in log.coverage.findings if log.coverage else ():
-                self.findings.told(count.reason, count.group_id, log.name, count.count)
+                self.findings.told(count, log.name)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
             self.coverage.skipped[NO_PLAN] += rest
@@ -294,7 +294,8 @@ class Replay:
             self.ids_omitted = True
             finding = finding_from(msgspec.structs.replace(record, request_id=UNSET, other_request_id=UNSET))
         runner = next((s.runner for s in self.setups if s.dp_rank == entry.log.dp_rank), None)
-        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action)
+        history = None if isinstance(record.history, UnsetType) else record.history
+        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action, history=history)
 
     def _count_scheduled(self, engine: EngineSide, declaration: Declaration, ranks: int) -> None:
         coverage, requests = self.coverage, len(declaration.requests.scheduled)

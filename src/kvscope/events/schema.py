@@ -252,7 +252,8 @@ class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
 
     ``steps`` had work, ``empty_steps`` none. ``rows`` were audited out of ``rows_scheduled``. ``checks_run`` counts by
     reason, ``checks_skipped`` by check and then by cause, ``checks_stalled`` has the step at which the seam of a check
-    that stands still last fired. ``records_written`` does not count the coverage record itself.
+    that stands still last fired. ``records_written`` does not count the coverage record itself. ``log_suppressed``
+    findings were written and not logged, ``incidents_suppressed`` got no incident file: a repetition, or too many.
     """
 
     steps: Count
@@ -270,6 +271,8 @@ class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
     findings: list[FindingCount]
     checks_stalled: dict[str, int] | UnsetType = UNSET
     tail_entries: dict[str, int] | UnsetType = UNSET
+    log_suppressed: Count = 0
+    incidents_suppressed: Count = 0
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
