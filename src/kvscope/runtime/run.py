@@ -28,6 +28,7 @@ from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
 from ..sinks.stream import Stream
+from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .salt import run_salt
@@ -167,6 +168,7 @@ class Run:
                 )
             if stops:
                 self.deliver(finding)
+            SUBSCRIBERS.publish(finding, rule, self.names)
 
     def stops(self, finding: Finding) -> bool:
         """Whether this finding's action is ``raise``."""
