@@ -28,6 +28,7 @@ from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
 from ..sinks.stream import Stream
+from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .folding import FindingFolds
@@ -163,6 +164,7 @@ class Run:
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
             if stops:
                 self.deliver(finding)
+            SUBSCRIBERS.publish(finding, rule, self.names)
 
     def forget_findings(self) -> None:
         """Count and write from here on as if there had been none."""
