@@ -63,10 +63,12 @@ class PoolJudge:
         """The pool has done something; nothing of it stands in the ledger yet."""
         run, ledger = self._run, self.ledger
         findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences)
+        if findings:  # said now, while the ledger still has what the operation is about to change
+            self._report(findings, boundary)
         self.legality.take(operation)
         if operation.kind == facts.ALLOC:
             operation.generations = ledger.generation_of(operation.block_ids).tolist()
-        findings += judge_settled(operation, ledger, trace_id, run.parts)
+        findings = judge_settled(operation, ledger, trace_id, run.parts)
         self._operations.append(operation)
         if operation.kind == facts.FREE:
             self._fence(operation)

@@ -164,7 +164,7 @@ class Run:
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
             if stops:
                 self.deliver(finding)
-            SUBSCRIBERS.publish(finding, rule, self.names)
+            SUBSCRIBERS.publish(finding, RULES[finding.reason], self.names)
 
     def forget_findings(self) -> None:
         """Count and write from here on as if there had been none."""
