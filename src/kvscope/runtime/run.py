@@ -35,7 +35,7 @@ from .folding import FindingFolds
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
-PLAN_CHECKS = ("C1", "C3", "C4", "C6")
+PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that every judged row of a plan goes through."""
 
 ProcessRole = Literal["frontend", "engine", "worker"]
@@ -276,10 +276,14 @@ class Run:
         return counts
 
     def _checks_run(self) -> dict[str, int]:
-        """By check: rows of plans, requests handed over; and how many dummy runs were looked at."""
+        """By check: rows of plans, requests handed over, operations of the pool; then how many blocks were held against
+        the pool itself, and how many dummy runs were looked at.
+        """
         coverage = self.coverage
         run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
         run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
+        run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
+        run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
 
     def _inactive(self) -> list[InactiveCheck]:
