@@ -121,7 +121,7 @@ class Legality:
         a block, and the pool did nothing; of such a step only its number is noted.
         """
         requests = declaration.requests
-        self.step = declaration.step
+        self.step = declaration.step if declaration.total_num_scheduled_tokens else self.step
         if (
             self._quiet_steps > 1
             and self._bindings.went_on
