@@ -14,58 +14,19 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import repeat
 from operator import add, floordiv, gt, mod
 
-import msgspec
 import numpy as np
 
 from ..facts import allocator as facts
 from ..facts.allocator import PoolOperation
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Group, Topology
-from .bindings import Bindings, Table
+from .bindings import Bindings
 from .blocks import BlockLedger
+from .illegal import Exceeded, SharedWrite, Unwritten, lacking
 from .visibility import first_visible_block
 
 _REMEMBERED_ABORTED = 4096
 _NOT_A_REQUESTS = frozenset({facts.CAUSE_DEFERRED, facts.CAUSE_COPY, facts.CAUSE_PIN, facts.CAUSE_UNPIN})
-
-
-class Unwritten(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Logical block ``index`` of a request's table in a group (by its place in the topology).
-
-    ``needed`` tokens of it are relied on, and ``declared`` were ever declared written since it was handed out.
-    """
-
-    request_id: str
-    group_index: int
-    index: int
-    block_id: int
-    needed: int
-    declared: int
-
-
-class SharedWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request's first write of a step goes to token ``offset`` of a block that holds what others rely on.
-
-    ``owners`` counts who has it, ``hashed_tokens`` what its hash covers. ``loaded``: a receive has filled it.
-    """
-
-    request_id: str
-    group_index: int
-    index: int
-    block_id: int
-    offset: int
-    owners: int
-    hashed_tokens: int
-    loaded: bool = False
-
-
-class Exceeded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request is declared to have ``tokens``, and the pool has handed out blocks for ``allocated`` of them."""
-
-    request_id: str
-    group_index: int
-    tokens: int
-    allocated: int
 
 
 class Legality:
@@ -94,6 +55,7 @@ class Legality:
         self._groups: list[tuple[int, Group]] = [(i, g) for i, g in enumerate(topology.groups) if g.judged]
         self.block_sizes = {index: group.block_size for index, group in self._groups}
         self._ends: dict[str, int] = {}
+        self._flushed: dict[str, int] = {}
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
         self._finished: Collection[str] = ()
@@ -138,7 +100,7 @@ class Legality:
             self._quiet_steps -= 1
             self._unsettled += 1
             self._next = list(map(add, self._next, repeat(1)))
-            return self.doubtful or bool(self.exceeded)
+            return bool(self.stale)
         self._settle()
         self._advance(declaration)
         return True
@@ -158,9 +120,10 @@ class Legality:
         self._finished = requests.finished
         for request_id in (*requests.finished, *requests.preempted, *fresh):
             self._ends.pop(request_id, None)
+            self._flushed.pop(request_id, None)
             self.stale.pop(request_id, None)
         if self.interval:
-            self._note_releases(requests, fresh)
+            self._note_releases(fresh)
             self._note_loads()
         for source, destination in declaration.copies or ():
             self.ledger.declare_written([destination], self.ledger.written_of([source])[0], declaration.step)
@@ -178,6 +141,8 @@ class Legality:
             return
         self._ids = [*requests.cached_ids, *requests.new_ids]
         self._next = list(map(self._ends.__getitem__, self._ids))
+        if self.unwritten or self.gaps or self.shared or self.exceeded:
+            return  # they are about this step, and no other may go by with them
         left = [
             size - max(map(mod, self._next, repeat(size))) for size in {group.block_size for _, group in self._groups}
         ]
@@ -188,6 +153,7 @@ class Legality:
         self._settle()
         self._quiet_steps = 0
         self._ends.clear()
+        self._flushed.clear()
         self.ledger.assume_written()
 
     def end_finished(self) -> None:
@@ -217,8 +183,9 @@ class Legality:
         """Put into the ledger what the request has written of its last block."""
         self._settle()
         end = self._ends.get(request_id)
-        if end is None:
+        if end is None or self._flushed.get(request_id) == end:
             return
+        self._flushed[request_id] = end
         bound = self._bindings.table_of(request_id)
         if bound is None:
             return
@@ -265,7 +232,7 @@ class Legality:
             written = self._ends.get(request_id, start)
             bound = self._bindings.table_of(request_id)
             if start > written and bound is not None:
-                self.gaps += _unwritten(request_id, bound, self._groups, start, written)
+                self.gaps += lacking(request_id, bound, self._groups, start, written)
 
     def _note_exceeded(
         self, group_index: int, size: int, ids: list[str], first: list[int], last: list[int], ends: list[int]
@@ -359,7 +326,7 @@ class Legality:
 
     # Who lets go ------------------------------------------------------------------------------------------------------
 
-    def _note_releases(self, requests: StepRequests, fresh: Collection[str]) -> None:
+    def _note_releases(self, fresh: Collection[str]) -> None:
         """A request that goes on must not have released what attention will still look at."""
         for position, operation in enumerate(self.interval):
             if operation.kind != facts.FREE:
@@ -372,21 +339,19 @@ class Legality:
                 users = list(self._bindings.live)
             for request_id in users:
                 if request_id in self._bindings and request_id not in fresh:
-                    released = self._still_used(request_id, operation, requests)
+                    released = self._still_used(request_id, operation)
                     if released:
                         known = self.stale.setdefault(request_id, {})
                         known.update(self._generations_at(released, position))
 
-    def _still_used(self, request_id: str, operation: PoolOperation, requests: StepRequests) -> set[int]:
+    def _still_used(self, request_id: str, operation: PoolOperation) -> set[int]:
         """Which of the released blocks stand in the request's tables where attention still looks."""
         bound = self._bindings.table_of(request_id)
         if bound is None:
             return set()
         used: set[int] = set()
         released = set(operation.block_ids)
-        computed = next(
-            (c for r, c in zip(requests.cached_ids, requests.cached_computed, strict=True) if r == request_id), 0
-        )
+        computed = self._ends.get(request_id, 0)
         for group_index, group in self._groups:
             visible = int(first_visible_block(group, np.array([computed], np.int64))[0])
             used |= released.intersection(bound.blocks[group_index][visible:])
@@ -427,21 +392,3 @@ class Legality:
                 blocks = bound.blocks[group_index][first : -(-end // group.block_size)]
                 if blocks:
                     self.ledger.roll_back(blocks, [filled] + [0] * (len(blocks) - 1))
-
-
-def _unwritten(
-    request_id: str, table: Table, groups: list[tuple[int, Group]], needed: int, written: int
-) -> Iterator[Unwritten]:
-    """Where a request that has ``written`` tokens and claims ``needed`` of them begins to lack them, in each group."""
-    for group_index, group in groups:
-        index, declared = divmod(written, group.block_size)
-        blocks = table.blocks[group_index]
-        if index < len(blocks):
-            yield Unwritten(
-                request_id=request_id,
-                group_index=group_index,
-                index=index,
-                block_id=blocks[index],
-                needed=min(group.block_size, needed - index * group.block_size),
-                declared=declared,
-            )
