@@ -23,9 +23,11 @@ from .config import Config
 from .errors import ConfigurationError
 from .logs import say
 from .runtime.engine import EngineJudge
+from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
 from .runtime.run import ProcessRole, Run
 from .runtime.worker import WorkerJudge
+from .sinks.subscribers import SUBSCRIBERS
 
 LAUNCHER_VARIABLE = "_KVSCOPE_LAUNCHER"
 """Process and run of whoever launched this API server, for the servers alone. It configures nothing."""
@@ -44,8 +46,10 @@ class LedgerBook:
         return dict(sorted(self._ledger.absent.items()))
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
-        """``{hook: (calls, faults, own time in ns)}`` since this process started."""
-        return {name: (hook.calls, hook.faults, hook.time_ns) for name, hook in self._ledger.hooks.items()}
+        """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""
+        numbers = {name: (hook.calls, hook.faults, hook.time_ns) for name, hook in self._ledger.hooks.items()}
+        foreign = {"extensions": EXTENSIONS.numbers(), "subscribers": SUBSCRIBERS.numbers()}
+        return numbers | {name: found for name, found in foreign.items() if found is not None}
 
 
 class PluginHub:
@@ -72,6 +76,7 @@ class PluginHub:
             self._disarm_unless_running()
             return
         config = config.resolve_output_dir(Path.cwd())
+        EXTENSIONS.load(config.output.extensions, refuse=True)
         vllm_config.additional_config = configuration.travel_dict(config, vllm_config.additional_config)
         os.environ.update(configuration.travel_environment(config))
         self._frontend_run = self._join(vllm_config, config, "frontend", _run_of_launcher(vllm_config))
@@ -84,6 +89,7 @@ class PluginHub:
         if config is None:
             return
         run = self._join(vllm_config, config, "engine")
+        EXTENSIONS.load(config.output.extensions, refuse=False)
         run.ranks = read_ranks(vllm_config, None)
         run.runner = _runner(vllm_config)
         self._install("engine")
@@ -97,6 +103,7 @@ class PluginHub:
         if config is None:
             return
         run = self._join(vllm_config, config, "worker")
+        EXTENSIONS.load(config.output.extensions, refuse=False)
         run.runner = _runner(vllm_config)
         self._install("worker")
         self._install("worker_v2" if run.runner == "V2" else "worker_v1")

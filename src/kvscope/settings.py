@@ -249,7 +249,10 @@ class OutputConfig(Section):
     )
     ring_bytes: int = setting(64 * _MIB, integer(_KIB, 64 * _GIB), "bytes that the flight recorder keeps in memory")
     extensions: tuple[str, ...] = setting(
-        (), list_of(MODULE, "module names", 64), "modules to import in every process", acts=False
+        (),
+        list_of(MODULE, "module names", 64),
+        "modules to import in front end, EngineCore and workers, once any part is on; each registers what it has with "
+        "`kvscope.monitor`",
     )
     rotate_bytes: int = setting(
         256 * _MIB, integer(_KIB, 1024 * _GIB), "size at which a file is closed and the next one begun"

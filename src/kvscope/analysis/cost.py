@@ -26,11 +26,13 @@ class OwnTime(msgspec.Struct, kw_only=True):
 
 
 def is_apart(hook: str) -> bool:
-    """Whether a hook runs at start-up, at shutdown, for an admission or in a run without requests: not with the steps.
+    """Whether a hook runs at start-up, at shutdown, for an admission, for a reset or in a run without requests.
 
     The names are those of the wrapped functions of vLLM, as kv.coverage has them.
     """
-    return hook.startswith(("config.", "frontend.")) or hook.endswith((".create", ".cache", ".shutdown", ".dummy"))
+    if hook in {"worker.cache", "pool.reset"}:
+        return True
+    return hook.startswith(("config.", "frontend.")) or hook.endswith((".create", ".shutdown", ".dummy"))
 
 
 def own_time(logs: Sequence[ProcessLog], setups: Sequence[EngineSetup]) -> OwnTime:

@@ -11,26 +11,41 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from kvscope.analysis.blocks import BlockDiary
-from kvscope.analysis.engines import EngineSetup, engines_of
+from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
+from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
-from kvscope.analysis.scene import scene_of
+from kvscope.analysis.scene import Scene, scene_of
+from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_missing, judge_plan
+from kvscope.checks.judge import (
+    judge_batch,
+    judge_bind,
+    judge_dummy,
+    judge_handover,
+    judge_missing,
+    judge_plan,
+    judge_pool,
+    judge_settled,
+)
 from kvscope.checks.plan_view import StepView
-from kvscope.events.codec import declaration_from, dummy_from, finding_from, received_from, snapshot_from
+from kvscope.events.codec import (
+    declaration_from,
+    dummy_from,
+    finding_from,
+    received_from,
+    result_from,
+    snapshot_from,
+)
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
+from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
-from kvscope.facts.topology import Topology
-from kvscope.state.batches import BatchTable
-from kvscope.state.bindings import Bindings
 
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
@@ -69,38 +84,11 @@ class RowCoverage(msgspec.Struct, kw_only=True):
         return self.audited / self.scheduled if self.scheduled else 0.0
 
 
-class _Rank:
-    """A worker: the tables as it was told, and the half of a plan that waits for the other."""
-
-    def __init__(self, log: ProcessLog, topology: Topology) -> None:
-        self.log = log
-        self.bindings = Bindings(topology)
-        self.batches = {i: BatchTable(self.bindings, i) for i, group in enumerate(topology.groups) if group.judged}
-        self.applied = 0
-        self.input_step = 0
-        self.write: WriteRecord | None = None
-
-
-class _Engine:
-    """The scheduler's side of one engine. ``declared`` maps a step to its declaration and to whether one before it is
-    known to be lost, so that no table from before it can be trusted.
-    """
-
-    def __init__(self, setup: EngineSetup, topology: Topology) -> None:
-        self.setup = setup
-        self.topology = topology
-        self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
-        self.bindings = Bindings(topology)
-        self.diary = BlockDiary()
-        self.declared: dict[int, tuple[Declaration, bool]] = {}
-        self.last_step = 0
-        self.damage_seen = 0
-        self.undeclared: set[int] = set()
-        self.ranks = {log.name: _Rank(log, topology) for log in setup.ranks}
-
-
 class Replay:
-    """The result, complete after :meth:`run`. ``unreadable_ids``: requests cannot be told apart in this trace."""
+    """The result, complete after :meth:`run`. ``ids_omitted``: requests cannot be told apart in this trace.
+
+    ``pools_lost`` has, by data-parallel rank, the step from which on records of the pool are known to be missing.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -109,11 +97,12 @@ class Replay:
         self.findings = FindingTally()
         self.undeclared_steps = 0
         self.damaged_records = 0
+        self.pools_lost: dict[int, int] = {}
         self.ids_omitted = False
-        self._by_log: dict[str, _Engine] = {}
+        self._by_log: dict[str, EngineSide] = {}
         for setup in self.setups:
             if setup.topology is not None:
-                engine = _Engine(setup, setup.topology)
+                engine = EngineSide(setup, setup.topology)
                 self._by_log.update({log.name: engine for log in [setup.declaring, *setup.ranks] if log})
 
     def run(self, entries: Iterable[Entry] | None = None) -> Replay:
@@ -129,21 +118,27 @@ class Replay:
             except DAMAGE as error:
                 self._damaged(error)
         for engine in {id(engine): engine for engine in self._by_log.values()}.values():
+            if engine.setup.declaring is not None and not engine.setup.declaring.ever_dropped:
+                self._prove(engine, engine.setup.declaring)
             for rank in engine.ranks.values():
                 self._drop_half_plan(engine, rank)
         for log in self.trace.logs:
             for count in log.coverage.findings if log.coverage else ():
-                self.findings.told(count.reason, count.group_id, log.name, count.count)
+                self.findings.told(count, log.name)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
             self.coverage.skipped[NO_PLAN] += rest
         return self
 
-    def _one(self, engine: _Engine, entry: Entry) -> None:
+    def _one(self, engine: EngineSide, entry: Entry) -> None:
         record = entry.record
-        if isinstance(record, BindRecord):
-            self._declare(engine, entry.log, record)
-            return
+        if entry.log is engine.setup.declaring:
+            if isinstance(record, BindRecord):
+                self._declare(engine, entry.log, record)
+            elif (operation := pool_operation(record)) is not None:
+                self._operation(engine, record, operation)
+            elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
+                engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
         rank = engine.ranks.get(entry.log.name)
         if rank is None:
             return
@@ -163,7 +158,26 @@ class Replay:
             else:
                 self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
 
-    def _declare(self, engine: _Engine, log: ProcessLog, record: BindRecord) -> None:
+    def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
+        """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""
+        pool, parts = engine.pool, engine.setup.parts
+        last = engine.declared.get(operation.step)
+        trace_id = record.trace_id if isinstance(record.trace_id, str) else last[0].trace_id if last else ""
+        findings: list[Finding] = []
+        if pool.ledger is not None:
+            findings += judge_pool(operation, pool.ledger, trace_id, parts, in_flight=pool.fences.blocks)
+        pool.hear(operation)
+        if pool.ledger is not None:
+            findings += judge_settled(operation, pool.ledger, trace_id, parts)
+        engine.unproven += [(finding, self._scene(engine, engine, finding)) for finding in findings]
+
+    def _prove(self, engine: EngineSide, log: ProcessLog) -> None:
+        unproven, engine.unproven = engine.unproven, []
+        if engine.pool.ledger is not None and log.missing + log.garbage <= engine.damage_seen:
+            for finding, scene in unproven:
+                self._add(engine, log, finding, scene)
+
+    def _declare(self, engine: EngineSide, log: ProcessLog, record: BindRecord) -> None:
         declaration = declaration_from(record)
         damage = log.missing + log.garbage
         skipped_step = declaration.step != engine.last_step + 1 and engine.last_step > 0
@@ -172,35 +186,41 @@ class Replay:
         engine.declared[declaration.step] = (declaration, lost)
         self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
         if lost:
-            _distrust(engine.bindings)
+            distrust(engine)
+        engine.pool.hand_over(declaration, record)
+        self._prove(engine, log)
+        if engine.pool.is_lost and engine.pool.was_observed and not self.ids_omitted:
+            self.pools_lost.setdefault(engine.setup.dp_rank, declaration.step)
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
+        engine.pool.advance(declaration)
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
             if finding.request_id not in engine.bindings.partial
         ]
         self._found(engine, None, findings)
+        engine.pool.end_finished()
         for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
             for rank in engine.ranks.values():
-                _catch_up(engine, rank, step)
+                rank.catch_up(engine.declared, step)
             del engine.declared[step]
 
-    def _input(self, engine: _Engine, rank: _Rank, record: BoundaryRecord) -> None:
+    def _input(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
         step = step_of(record)
         known = engine.declared.get(step) if record.step is not UNSET else None
         if record.as_declared is UNSET:
             # Nothing was attached: what the worker was told is here, but not what it should have been told.
             self._found(engine, rank, judge_missing(step, received_from(record, None), engine.setup.parts))
-            _distrust(rank.bindings)
+            distrust(rank)
             return
         rank.input_step = step
-        _catch_up(engine, rank, step)
+        rank.catch_up(engine.declared, step)
         if known is not None:
             received = received_from(record, known[0].requests)
             self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
 
-    def _plan(self, engine: _Engine, rank: _Rank, write: WriteRecord, read: ReadRecord) -> None:
+    def _plan(self, engine: EngineSide, rank: RankSide, write: WriteRecord, read: ReadRecord) -> None:
         step = step_of(write)
         known = engine.declared.get(step)
         if known is None:
@@ -223,7 +243,7 @@ class Replay:
             self._damaged(error)
             self._skip(rows, DAMAGED)
 
-    def _judge(self, engine: _Engine, rank: _Rank, declaration: Declaration, snapshot: PlanSnapshot) -> None:
+    def _judge(self, engine: EngineSide, rank: RankSide, declaration: Declaration, snapshot: PlanSnapshot) -> None:
         scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
         in_batch = np.array([r in scheduled and r in rank.bindings for r in snapshot.request_ids], np.bool_)
         keep: Bool = in_batch & np.array([r not in partial for r in snapshot.request_ids], np.bool_)
@@ -247,20 +267,25 @@ class Replay:
         self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
         self._found(engine, rank, findings)
 
-    def _found(self, engine: _Engine, rank: _Rank | None, findings: list[Finding]) -> None:
-        log = rank.log if rank else engine.setup.declaring
-        bindings = rank.bindings if rank else engine.bindings
+    def _found(self, engine: EngineSide, rank: RankSide | None, findings: list[Finding]) -> None:
         for finding in findings:
-            action = engine.setup.actions.get(RULES[finding.reason].part, "log")
-            scene = None if self.findings.has_scene(finding) else scene_of(finding, bindings, engine.diary)
-            self.findings.add(
-                REPLAY,
-                finding,
-                process=log.name if log else "?",
-                runner=engine.setup.runner,
-                action=action,
-                scene=scene,
-            )
+            log = rank.log if rank else engine.setup.declaring
+            self._add(engine, log, finding, self._scene(engine, rank or engine, finding))
+
+    def _scene(self, engine: EngineSide, side: EngineSide | RankSide, finding: Finding) -> Scene | None:
+        if self.findings.has_scene(finding):
+            return None
+        return scene_of(finding, side.bindings, engine.diary, side.pool.ledger)
+
+    def _add(self, engine: EngineSide, log: ProcessLog | None, finding: Finding, scene: Scene | None) -> None:
+        self.findings.add(
+            REPLAY,
+            finding,
+            process=log.name if log else "?",
+            runner=engine.setup.runner,
+            action=engine.setup.actions.get(RULES[finding.reason].part, "log"),
+            scene=scene,
+        )
 
     def _recorded_finding(self, entry: Entry, record: ViolationRecord) -> None:
         try:
@@ -269,9 +294,10 @@ class Replay:
             self.ids_omitted = True
             finding = finding_from(msgspec.structs.replace(record, request_id=UNSET, other_request_id=UNSET))
         runner = next((s.runner for s in self.setups if s.dp_rank == entry.log.dp_rank), None)
-        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action)
+        history = None if isinstance(record.history, UnsetType) else record.history
+        self.findings.add(LIVE, finding, process=entry.log.name, runner=runner, action=record.action, history=history)
 
-    def _count_scheduled(self, engine: _Engine, declaration: Declaration, ranks: int) -> None:
+    def _count_scheduled(self, engine: EngineSide, declaration: Declaration, ranks: int) -> None:
         coverage, requests = self.coverage, len(declaration.requests.scheduled)
         if not requests:
             return
@@ -289,44 +315,30 @@ class Replay:
         else:
             self.damaged_records += 1
 
-    def _undeclared(self, engine: _Engine, step: int) -> None:
+    def _undeclared(self, engine: EngineSide, step: int) -> None:
         if step in engine.undeclared:
             return
         engine.undeclared.add(step)
         self.undeclared_steps += 1
-        for bindings in [engine.bindings, *(rank.bindings for rank in engine.ranks.values())]:
-            _distrust(bindings)
+        sides: list[EngineSide | RankSide] = [engine, *engine.ranks.values()]
+        for side in sides:
+            distrust(side)
 
     def _skip(self, rows: int, cause: str) -> None:
         if rows > 0:
             self.coverage.skipped[cause] += rows
 
-    def _skip_recorded(self, engine: _Engine, requests: list[str | None], cause: str, step: int) -> None:
+    def _skip_recorded(self, engine: EngineSide, requests: list[str | None], cause: str, step: int) -> None:
         """Rows that a worker recorded; if their step was never declared they were not counted as scheduled yet."""
         rows = len(requests) * len(engine.judged)
         if step not in engine.declared:
             self.coverage.scheduled += rows
         self._skip(rows, cause)
 
-    def _drop_half_plan(self, engine: _Engine, rank: _Rank) -> None:
+    def _drop_half_plan(self, engine: EngineSide, rank: RankSide) -> None:
         if rank.write is not None:
             self._skip_recorded(engine, rank.write.requests, HALF_PLAN, step_of(rank.write))
             rank.write = None
-
-
-def _distrust(bindings: Bindings) -> None:
-    """A declaration is lost: no table from before it is known to be right, until its request is bound anew."""
-    bindings.partial.update(bindings.live)
-
-
-def _catch_up(engine: _Engine, rank: _Rank, step: int) -> None:
-    """Apply all declarations up to a step, in order, that the rank has not seen yet."""
-    for declared in sorted(number for number in engine.declared if rank.applied < number <= step):
-        declaration, lost = engine.declared[declared]
-        if lost:
-            _distrust(rank.bindings)
-        rank.bindings.apply(declaration.requests)
-        rank.applied = declared
 
 
 def _renumber(finding: Finding, rebuilt: RebuiltPlan) -> None:

@@ -6,7 +6,10 @@ import msgspec
 
 from kvscope.analysis.blocks import BlockDiary, Tenure
 from kvscope.checks.finding import Finding
+from kvscope.events.finding_schema import BlockHistory
+from kvscope.events.histories import history_of
 from kvscope.state.bindings import Bindings
+from kvscope.state.blocks import BlockLedger
 
 STRIP_BLOCKS = 16
 
@@ -29,6 +32,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """``holders`` are the requests whose declared table has the block at that step. ``tenures`` are those of the block
     up to then, the latest first. ``declared_block`` is the block that the declaration has at the finding's position,
     ``logical_block`` its index. ``strip`` is empty where the finding names no block.
+
+    ``history`` is what the pool itself did with the block until then: more, and nearer to it, than ``holders``,
+    ``tenures`` and ``strip``, which only know what was declared. None where the trace does not have it.
     """
 
     num_blocks: int
@@ -39,10 +45,11 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     holders: list[str]
     tenures: list[Tenure]
     strip: list[Neighbour]
+    history: BlockHistory | None = None
 
 
-def scene_of(finding: Finding, bindings: Bindings, diary: BlockDiary) -> Scene:
-    """The scene of a finding, from the bindings in the state in which it was judged."""
+def scene_of(finding: Finding, bindings: Bindings, diary: BlockDiary, ledger: BlockLedger | None = None) -> Scene:
+    """The scene of a finding, from bindings and ledger in the state in which it was judged."""
     topology = bindings.topology
     index = next((i for i, group in enumerate(topology.groups) if group.group_id == finding.group_id), None)
     block_size = None if index is None else topology.groups[index].block_size
@@ -61,6 +68,7 @@ def scene_of(finding: Finding, bindings: Bindings, diary: BlockDiary) -> Scene:
         holders=[] if block is None else _holders(bindings, block),
         tenures=[] if block is None else diary.tenures(block, finding.step),
         strip=[] if block is None else _strip(finding, block, bindings),
+        history=None if ledger is None else history_of(finding, ledger),
     )
 
 

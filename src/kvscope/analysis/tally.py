@@ -7,30 +7,40 @@ import msgspec
 from kvscope.analysis.scene import Scene
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
+from kvscope.events.finding_schema import BlockHistory, FindingCount
+from kvscope.runtime.folding import SUBJECTS
 
 KEPT_REQUESTS = 8
 
 REPLAY = "replay"
 LIVE = "live"
 
-WRITTEN_LIVE = 16
-"""From this many findings of a reason and group on, a live process only counts them: their requests are not known."""
-
 Key = tuple[str, int | None, str | None]
 """Reason, group and request: what live and replay must agree about."""
 
 
-NOT_REPLAYABLE = frozenset({"handover_missing", "handover_request_mismatch"})
+NOT_REPLAYABLE = frozenset(
+    {
+        "handover_missing",
+        "handover_request_mismatch",
+        "alloc_live_block",
+        "alias_owner_mismatch",
+        "free_list_damaged",
+        "ledger_pool_mismatch",
+    }
+)
 """Reasons that live can find in what a trace does not hold: a message without its declaration, a row of a batch that
-was never declared.
+was never declared, a block that the host itself refuses to hand out, an audit of the host's own books.
 """
 
 
 class FoldedFinding(msgspec.Struct, kw_only=True):
-    """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it.
+    """All findings of one reason in one group. ``first`` is the first one, ``scene`` what surrounded it, ``history``
+    what its live record says about the block.
 
     ``in_replay`` counts the findings of the replay, ``in_trace`` the kv.violation records that were written live, and
-    ``told`` by process what kv.coverage said at last: live processes stop writing each of many equal findings.
+    ``told`` by process what kv.coverage said at last: live processes do not write each of many equal findings.
+    ``unnamed`` counts live findings whose requests are not known, since there were too many of them.
     ``requests`` holds the first few request ids, ``num_requests`` how many there were.
     """
 
@@ -39,9 +49,11 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
     runner: str | None
     action: str
     scene: Scene | None = None
+    history: BlockHistory | None = None
     in_replay: int = 0
     in_trace: int = 0
     told: dict[str, int] = msgspec.field(default_factory=dict)
+    unnamed: int = 0
     first_step: int
     last_step: int
     requests: list[str] = msgspec.field(default_factory=list)
@@ -58,6 +70,10 @@ class FoldedFinding(msgspec.Struct, kw_only=True):
         return max(self.in_trace, sum(self.told.values()))
 
 
+def _same_access(one: Finding, other: Finding) -> bool:
+    return (one.step, one.request_id, one.block_id) == (other.step, other.request_id, other.block_id)
+
+
 class FindingTally:
     """Collects findings from both sides. Memory grows with distinct (reason, group, request), not with findings."""
 
@@ -66,8 +82,17 @@ class FindingTally:
         self.keys: dict[str, set[Key]] = {REPLAY: set(), LIVE: set()}
 
     def add(
-        self, side: str, finding: Finding, *, process: str, runner: str | None, action: str, scene: Scene | None = None
+        self,
+        side: str,
+        finding: Finding,
+        *,
+        process: str,
+        runner: str | None,
+        action: str,
+        scene: Scene | None = None,
+        history: BlockHistory | None = None,
     ) -> None:
+        """One finding; ``scene`` is the replay's, ``history`` that of a live record."""
         key = (finding.reason, finding.group_id)
         entry = self._folded.get(key)
         if entry is None:
@@ -76,7 +101,11 @@ class FindingTally:
                 first_step=finding.step, last_step=finding.step,
             )  # fmt: skip
         elif side == REPLAY and entry.scene is None:
+            if not _same_access(entry.first, finding):
+                entry.history = None
             entry.first, entry.scene = finding, scene
+        if entry.history is None and _same_access(entry.first, finding):
+            entry.history = history
         if side == REPLAY:
             entry.in_replay += 1
         else:
@@ -89,16 +118,19 @@ class FindingTally:
         self._note_request(entry, finding)
         self.keys[side].add((finding.reason, finding.group_id, finding.request_id))
 
-    def told(self, reason: str, group_id: int | None, process: str, count: int) -> None:
+    def told(self, said: FindingCount, process: str) -> None:
         """A process said how often it found something."""
-        entry = self._folded.get((reason, group_id))
+        entry = self._folded.get((said.reason, said.group_id))
         if entry is not None:
-            entry.told[process] = count
+            entry.told[process] = said.count
+            entry.unnamed += said.unnamed
 
     def differences(self) -> tuple[list[Key], list[Key]]:
-        """``(only live, only in the replay)``. Of many equal findings live knows only that they were, not whose."""
+        """``(only live, only in the replay)``. Where very many requests were hit, live does not know all of them; a
+        process that was killed did not even say so.
+        """
         live, replay = self.keys[LIVE], self.keys[REPLAY]
-        capped = {key for key, entry in self._folded.items() if entry.in_trace >= WRITTEN_LIVE}
+        capped = {key for key, entry in self._folded.items() if entry.unnamed or entry.in_trace >= SUBJECTS}
         only_live = [key for key in live - replay if key[0] not in NOT_REPLAYABLE]
         only_replay = [key for key in replay - live if key[:2] not in capped]
         return sorted(only_live, key=str), sorted(only_replay, key=str)

@@ -125,6 +125,8 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
     for setup in replay.setups:
         name = f"engine {setup.dp_rank}" if len(replay.setups) > 1 else "the engine"
         yield from _engine_limits(setup, name)
+        if (step := replay.pools_lost.get(setup.dp_rank)) is not None:
+            yield f"records of {name}'s block pool are missing: its blocks are not followed from step {step:,} on"
     if replay.undeclared_steps and not replay.ids_omitted:  # else the declarations are there, and cannot be read
         yield f"without a declaration in the trace: {counted(replay.undeclared_steps, 'steps')}"
     if replay.damaged_records:

@@ -24,7 +24,7 @@ class FrontendObserver(Observer, Protocol):
 
 
 class EngineObserver(Observer, Protocol):
-    """Observes one Scheduler. ``on_schedule*`` and ``on_update`` may raise ViolationError.
+    """Observes one Scheduler. ``on_schedule*`` and ``on_update*`` may raise ViolationError.
 
     ``on_pool`` and ``on_handing_out`` may not: the pool's books would be left half written."""
 
@@ -39,6 +39,8 @@ class EngineObserver(Observer, Protocol):
     def on_schedule(self, declaration: Declaration) -> None: ...
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None: ...
+
+    def on_updated(self) -> None: ...
 
 
 class WorkerObserver(Observer, Protocol):

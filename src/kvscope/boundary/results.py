@@ -31,3 +31,7 @@ def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
     observer.on_update(declaration_of(scheduler_output), read_result(output))
+
+
+def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
+    observer.on_updated()

@@ -23,7 +23,9 @@ from kvscope.facts.requests import (
 
 
 def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRecord:
-    """The kv.bind of a declaration; :func:`declaration_from` is its inverse."""
+    """The kv.bind of a declaration; :func:`declaration_from` is its inverse, but for the operations of the pool: they
+    have records of their own, and the kv.bind says how many.
+    """
     requests = declaration.requests
     listed, unlisted = _bound(requests, names, declaration)
     return BindRecord(
@@ -38,11 +40,13 @@ def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRe
         zero_blocks=UNSET if declaration.zero_blocks is None else to_ranges(declaration.zero_blocks),
         copies=UNSET if declaration.copies is None else [BlockCopy(src=s, dst=d) for s, d in declaration.copies],
         connector_plan=or_absent(declaration.connector_plan),
+        operations_before=or_absent(declaration.operations_before),
+        num_operations=UNSET if declaration.operations_before is None else len(declaration.operations),
     )
 
 
 def declaration_from(record: BindRecord) -> Declaration:
-    """The declaration that a kv.bind was made of.
+    """The declaration that a kv.bind was made of, without the pool's operations.
 
     Raises:
         ValueError: the trace was written without request ids.
@@ -70,6 +74,7 @@ def declaration_from(record: BindRecord) -> Declaration:
         zero_blocks=None if isinstance(record.zero_blocks, UnsetType) else from_ranges(record.zero_blocks),
         copies=None if isinstance(record.copies, UnsetType) else [(copy.src, copy.dst) for copy in record.copies],
         connector_plan=given(record.connector_plan, None),
+        operations_before=given(record.operations_before, None),
     )
 
 

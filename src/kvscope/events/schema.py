@@ -116,6 +116,9 @@ class BlockCopy(msgspec.Struct, kw_only=True):
 class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     """``Scheduler.schedule()`` returned with work.
 
+    ``num_operations`` records of the allocator, of the ``operations_before`` + ``num_operations`` that there were until
+    then, led to this step. Both are absent where the pool was not observed.
+
     ``unlisted`` names requests that the declaration mentions somewhere without listing them as new or cached: a sound
     scheduler has none, and the field is absent then.
     """
@@ -128,6 +131,8 @@ class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     zero_blocks: Ranges | UnsetType = UNSET
     copies: list[BlockCopy] | UnsetType = UNSET
     connector_plan: str | UnsetType = UNSET
+    operations_before: Count | UnsetType = UNSET
+    num_operations: Count | UnsetType = UNSET
     unlisted: list[BoundRequest] | UnsetType = UNSET
 
 
@@ -247,7 +252,8 @@ class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
 
     ``steps`` had work, ``empty_steps`` none. ``rows`` were audited out of ``rows_scheduled``. ``checks_run`` counts by
     reason, ``checks_skipped`` by check and then by cause, ``checks_stalled`` has the step at which the seam of a check
-    that stands still last fired. ``records_written`` does not count the coverage record itself.
+    that stands still last fired. ``records_written`` does not count the coverage record itself. ``log_suppressed``
+    findings were written and not logged, ``incidents_suppressed`` got no incident file: a repetition, or too many.
     """
 
     steps: Count
@@ -265,6 +271,8 @@ class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
     findings: list[FindingCount]
     checks_stalled: dict[str, int] | UnsetType = UNSET
     tail_entries: dict[str, int] | UnsetType = UNSET
+    log_suppressed: Count = 0
+    incidents_suppressed: Count = 0
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

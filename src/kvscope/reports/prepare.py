@@ -8,38 +8,21 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.analysis.scene import NOBODY, NULL, OTHER, OWN, SHARED, Scene
-from kvscope.analysis.scene import OUTSIDE as OUTSIDE_POOL
+from kvscope.analysis.scene import Scene
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
+from kvscope.events.finding_schema import BlockHistory
 from kvscope.events.frozen import frozen_line
 from kvscope.facts.plans import PAD_SLOT
+from kvscope.reports.ownership import owner_facts
 from kvscope.reports.printable import clean
-from kvscope.reports.wording import access_of, listed, value_text
-
-UNWATCHED = "the allocator itself: not watched in this version"
-SYMBOLS = {OWN: "O", SHARED: "S", OTHER: "R", NOBODY: ".", NULL: "N", OUTSIDE_POOL: "x"}
+from kvscope.reports.strip import Strip, strip_of
+from kvscope.reports.wording import Fact, access_of, is_of_scheduler, listed, other_request_of, value_text
 
 IN_BATCH = "in the batch"
 """What handover_request_mismatch expects or sees, where it looked at the runner's batch and not at the message."""
-
-Fact = tuple[str, str]
-"""A label and what stands behind it."""
-
-
-class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Neighbouring blocks, one symbol each. ``marked`` is the index of the finding's block; ``legend`` names the
-    symbols that occur.
-    """
-
-    first_block: int
-    last_block: int
-    symbols: str
-    marked: int
-    block: int
-    legend: list[Fact]
 
 
 class PreparedFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +59,17 @@ def prepare(folded: FoldedFinding, command: str = "kvscope") -> PreparedFinding:
     typed where the report is read.
     """
     finding, scene = folded.first, folded.scene
+    history = folded.history or (scene.history if scene is not None else None)
+    is_about_block = finding.block_id is not None and finding.slot != PAD_SLOT  # what is padded is not written
     rule = RULES.get(finding.reason, _UNKNOWN_RULE)
     return PreparedFinding(
         reason=finding.reason,
         severity=rule.severity,
         frozen=frozen_line(finding, rule, folded.action),
         title=f"{rule.severity.upper()} {finding.reason} ({rule.check}): {rule.title}",
-        access=_access(folded),
-        owners=_owners(finding, scene),
-        strip=_strip(finding, scene),
+        access=_access(folded, history),
+        owners=owner_facts(finding, history, scene) if is_about_block else [],
+        strip=strip_of(finding, history, scene) if is_about_block else None,
         comparison=_comparison(finding, scene, rule),
         doubts=[("not proved", rule.proves_not), ("not judged", rule.silent)] if rule.silent else [],
         repeats=_repeats(folded),
@@ -92,16 +77,16 @@ def prepare(folded: FoldedFinding, command: str = "kvscope") -> PreparedFinding:
     )
 
 
-def _access(folded: FoldedFinding) -> list[Fact]:
+def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
     finding, scene = folded.first, folded.scene
-    facts = [access_of(finding, scene)]
+    facts = [access_of(finding, scene, history)]
     if finding.request_id is not None:
         row = "" if finding.row is None else f", row {finding.row} of the batch"
         facts.append(("request", clean(finding.request_id) + row))
     elif finding.reason.startswith(("write_padding", "dummy")):
         facts.append(("request", "none: the slot serves no request"))
     if finding.other_request_id is not None:
-        facts.append(("hits", clean(finding.other_request_id)))
+        facts.append(other_request_of(finding, clean(finding.other_request_id)))
     facts.append(("step", f"{finding.step} (trace_id {clean(finding.trace_id) or '-'})"))
     where = []
     if finding.group_id is not None:
@@ -112,70 +97,9 @@ def _access(folded: FoldedFinding) -> list[Fact]:
         where.append(f"logical block {scene.logical_block}")
     if where:
         facts.append(("where", ", ".join(where)))
-    runner = f", runner {folded.runner}" if folded.runner and not finding.reason.startswith("bind_") else ""
-    facts.append(("seen in", listed(folded.processes, 3) + runner))
+    of_runner = folded.runner and not is_of_scheduler(finding.reason)
+    facts.append(("seen in", listed(folded.processes, 3) + (f", runner {folded.runner}" if of_runner else "")))
     return facts
-
-
-def _owners(finding: Finding, scene: Scene | None) -> list[Fact]:
-    if finding.block_id is None or finding.slot == PAD_SLOT:  # nothing is written: there is no block
-        return []
-    if scene is None:
-        return [("allocated for", "not known: the replay did not reach this step"), ("freed by", UNWATCHED)]
-    if not 0 <= finding.block_id < scene.num_blocks:
-        exists = f"nobody: there is no such block, the pool has 0 to {scene.num_blocks - 1}"
-        return [("allocated for", exists), ("freed by", "nobody")]
-    if finding.block_id == scene.null_block_id:
-        return [("allocated for", "nobody: the null block is never handed out"), ("freed by", "nobody")]
-    return [
-        ("allocated for", _declared_now(scene)),
-        ("freed by", f"{_declared_before(scene)}; {UNWATCHED}"),
-    ]
-
-
-def _declared_now(scene: Scene) -> str:
-    if not scene.holders:
-        return f"nobody that the scheduler declared at this step; {UNWATCHED}"
-    since = {tenure.request_id: tenure for tenure in reversed(scene.tenures) if tenure.until_step is None}
-    said = []
-    for request_id in scene.holders[:3]:
-        tenure = since.get(request_id)
-        when = "" if tenure is None else f" since step {tenure.since_step}, as its logical block {tenure.index}"
-        said.append(clean(request_id) + when)
-    more = f" and {len(scene.holders) - 3} more" if len(scene.holders) > 3 else ""
-    return f"{'; '.join(said)}{more} (as declared)"
-
-
-def _declared_before(scene: Scene) -> str:
-    past = next((tenure for tenure in scene.tenures if tenure.until_step is not None), None)
-    if past is None:
-        return "nobody before in this trace"
-    when = f"from step {past.since_step}, {past.cause} by step {past.until_step}"
-    return f"{clean(past.request_id)}, declared {when}"
-
-
-def _strip(finding: Finding, scene: Scene | None) -> Strip | None:
-    if scene is None or finding.block_id is None or finding.slot == PAD_SLOT or not scene.strip:
-        return None
-    owner = "this request" if finding.request_id is None else clean(finding.request_id)
-    meaning = {
-        OWN: f"{owner}'s own",
-        SHARED: f"{owner}'s, shared",
-        OTHER: "another request's",
-        NOBODY: "nobody's",
-        NULL: "null block",
-        OUTSIDE_POOL: "outside the pool",
-    }
-    present = {neighbour.whose for neighbour in scene.strip}
-    blocks = [neighbour.block_id for neighbour in scene.strip]
-    return Strip(
-        first_block=blocks[0],
-        last_block=blocks[-1],
-        symbols="".join(SYMBOLS[neighbour.whose] for neighbour in scene.strip),
-        marked=blocks.index(finding.block_id),
-        block=finding.block_id,
-        legend=[(SYMBOLS[whose], text) for whose, text in meaning.items() if whose in present],
-    )
 
 
 def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from kvscope.reports.prepare import Fact, PreparedFinding, Strip
+from kvscope.reports.prepare import PreparedFinding
+from kvscope.reports.strip import Strip
+from kvscope.reports.wording import Fact
 
 WIDTH = 80
 LABEL_WIDTH = 16

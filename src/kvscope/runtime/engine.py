@@ -116,6 +116,11 @@ class EngineJudge:
         self._stop_if_due(step)
         run.cover("scheduler", "update_from_output")
 
+    def on_updated(self) -> None:
+        """The result has taken effect; what that did to the pool may be a reason not to let it out."""
+        if self._run.pending:
+            self._stop_if_due(self._step)
+
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)
 

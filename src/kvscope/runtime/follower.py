@@ -46,8 +46,8 @@ class PoolFollower:
     def advance(self, declaration: Declaration) -> None:
         """The declaration is bound."""
         if self._seen is not None:
-            self._legality.advance(declaration)
-            self._legality.end_finished()
+            if self._legality.advance(declaration):
+                self._legality.end_finished()
         elif declaration.requests.scheduled:
             self._run.coverage.skipped["C2", LOST] += len(declaration.requests.scheduled)
 

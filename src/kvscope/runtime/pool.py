@@ -21,12 +21,16 @@ from ..state.holds import Holds
 from ..state.legality import Legality
 from .run import Run
 
-AUDIT_EVERY_STEPS = 4
+AUDIT_EVERY_STEPS = 8
 AUDITED_BLOCKS = 128
 """So many blocks are held against the pool every so many steps: about 10 µs, and every block of a pool of 10,000 once
-in 300 steps. What goes through the pool's own functions is seen at once; this is for what does not."""
+in 640 steps. What goes through the pool's own functions is seen at once; this is for what does not."""
 WALKED_BLOCKS = 4096
-"""The free queue is walked, each time that the audit has come around, if it has no more blocks than this."""
+"""The free queue is walked, when the audit has come around, if it has no more blocks than this."""
+WALK_EVERY_STEPS = 64
+STATE_EVERY_NS = 10**9
+STATE_BLOCKS, STATE_NEIGHBOURS = 512, 8
+"""A finding is accompanied by a kv.state of at most so many blocks, at most once a second."""
 
 
 class HostPool(Protocol):
@@ -56,15 +60,19 @@ class PoolJudge:
         self._last_returned = 0
         self._audit_in = AUDIT_EVERY_STEPS
         self._audit_at = 0
+        self._walk_at = 0
+        self._state_due = 0
 
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""
         run, ledger = self._run, self.ledger
         findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences)
+        if findings:  # said now, while the ledger still has what the operation is about to change
+            self._report(findings, boundary)
         self.legality.take(operation)
         if operation.kind == facts.ALLOC:
             operation.generations = ledger.generation_of(operation.block_ids).tolist()
-        findings += judge_settled(operation, ledger, trace_id, run.parts)
+        self._report(judge_settled(operation, ledger, trace_id, run.parts), boundary)
         self._operations.append(operation)
         if operation.kind == facts.FREE:
             self._fence(operation)
@@ -82,7 +90,6 @@ class PoolJudge:
             trace_id=trace_id if operation.scheduling else None,
             approx_bytes=256 + 24 * len(operation.block_ids),
         )
-        self._report(findings, boundary)
 
     def about_to_hand_out(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool is going to stop at an assertion, and will not say what it did."""
@@ -90,24 +97,30 @@ class PoolJudge:
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
-        declaration.operations, self._operations = self._operations, []
         declaration.operations_before = self._operations_before
-        self._operations_before += len(declaration.operations)
+        if self._operations:
+            declaration.operations, self._operations = self._operations, []
+            self._operations_before += len(declaration.operations)
 
     def declare(self, declaration: Declaration) -> None:
         """The bindings have the declaration."""
         legality = self.legality
-        legality.advance(declaration)
-        findings = judge_content(declaration, legality, self._run.parts)
-        legality.end_finished()
-        if not declaration.is_empty:
+        findings: list[Finding] = []
+        if legality.advance(declaration):
+            findings = judge_content(declaration, legality, self._run.parts)
+            legality.end_finished()
+        if declaration.total_num_scheduled_tokens:
             self._in_flight.append(declaration)
-        findings += self._audit(declaration)
+        self._audit_in -= 1
+        if self._audit_in <= 0 and self.host is not None:
+            self._audit_in = AUDIT_EVERY_STEPS
+            findings += self._audit(self.host, declaration)
         if self.holds:
             overdue = self.holds.overdue(self._last_returned, monotonic_ns())
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
-        self._report(findings, "schedule")
+        if findings:
+            self._report(findings, "schedule")
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
@@ -126,26 +139,55 @@ class PoolJudge:
         if last is not None:
             self._fences.update(dict.fromkeys(operation.block_ids, last))
 
-    def _audit(self, declaration: Declaration) -> list[Finding]:
+    def _audit(self, host: HostPool, declaration: Declaration) -> list[Finding]:
         """Hold the next piece of the ledger against the pool. No operation is under way when a step is declared."""
-        self._audit_in -= 1
-        if self._audit_in > 0 or self.host is None:
-            return []
-        self._audit_in = AUDIT_EVERY_STEPS
         first, ledger = self._audit_at, self.ledger
         last = min(first + AUDITED_BLOCKS, ledger.num_blocks)
         self._audit_at = 0 if last == ledger.num_blocks else last
         free: Sequence[int] | None = None
-        counts = self.host.counts(first, last)
-        if self._audit_at == 0 and self.host.num_free <= WALKED_BLOCKS:
-            first, counts = 0, self.host.counts(0, ledger.num_blocks) if first else counts
-            free = self.host.free_ids(WALKED_BLOCKS)
+        if not self._audit_at and declaration.step >= self._walk_at and host.num_free <= WALKED_BLOCKS:
+            self._walk_at = declaration.step + WALK_EVERY_STEPS
+            first, free = 0, host.free_ids(WALKED_BLOCKS)
         self._run.coverage.audited_blocks += last - first
+        counts, ours = host.counts(first, last), ledger.counted(first, last)
+        if first <= ledger.null_block_id < last:
+            counts[ledger.null_block_id - first] = ours[ledger.null_block_id - first]
+        if counts == ours and free is None:
+            return []
         differences = ledger.differences(counts, free, first_block=first)
         if not differences:
             return []
         return judge_audit(differences, declaration.step, declaration.trace_id, ledger, self._run.parts)
 
     def _report(self, findings: list[Finding], boundary: str) -> None:
-        if findings:
-            self._run.report(findings, "allocator", boundary, ledger=self.ledger)
+        if not findings:
+            return
+        self._run.report(findings, "allocator", boundary, ledger=self.ledger)
+        now = monotonic_ns()
+        if now >= self._state_due:
+            self._state_due = now + STATE_EVERY_NS
+            snapshot = self.ledger.snapshot(_concerned(findings, self.ledger))
+            finding = findings[0]
+            self._run.stream.put(
+                "state",
+                snapshot,
+                component="allocator",
+                boundary=boundary,
+                after_step=finding.step,
+                approx_bytes=256 + 128 * len(snapshot.block_ids),
+            )
+
+
+def _concerned(findings: list[Finding], ledger: BlockLedger) -> list[int]:
+    """The blocks that findings name, their neighbours, and those of the requests that they name."""
+    blocks: dict[int, None] = {}
+    for finding in findings:
+        if finding.block_id is not None:
+            around = range(finding.block_id - STATE_NEIGHBOURS, finding.block_id + STATE_NEIGHBOURS)
+            blocks.update(dict.fromkeys(block for block in around if 0 <= block < ledger.num_blocks))
+        for request_id in (finding.request_id, finding.other_request_id):
+            if request_id is not None:
+                blocks.update(dict.fromkeys(share.block_id for share in ledger.owned_by(request_id)))
+        if len(blocks) >= STATE_BLOCKS:
+            break
+    return list(blocks)[:STATE_BLOCKS]

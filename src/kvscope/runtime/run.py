@@ -18,7 +18,7 @@ from ..checks.rule import CHECKS, PART_OF_CHECK, Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
-from ..events.finding_schema import FindingCount
+from ..events.finding_schema import BlockHistory, FindingCount
 from ..events.frozen import frozen_line
 from ..events.histories import history_of
 from ..events.names import RequestNames
@@ -28,15 +28,14 @@ from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
 from ..sinks.stream import Stream
+from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
+from .folding import FindingFolds
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
-WRITTEN_FINDINGS = 16
-"""Findings of one reason and group that are written one by one; later ones are counted in kv.coverage."""
-
-PLAN_CHECKS = ("C1", "C3", "C4", "C6")
+PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that every judged row of a plan goes through."""
 
 ProcessRole = Literal["frontend", "engine", "worker"]
@@ -80,6 +79,7 @@ class Run:
         self._hooks = hooks
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
+        self._folds = FindingFolds()
         self._stream: Stream | None = None
         self._coverage_due = 0.0
 
@@ -150,23 +150,26 @@ class Run:
         """Record findings, and keep those whose action is ``raise`` for EngineCore.
 
         With a ledger the record has what became of the finding's block until now: so call this before the ledger takes
-        over the operation that the finding is about. A finding whose access can crash the process is on disk when this
-        returns.
+        over the operation that the finding is about. Repetitions are folded (see ``runtime.folding``). A finding whose
+        access can crash the process is on disk when this returns, unless it is folded.
         """
         for finding in findings:
             finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
-            rule = RULES[finding.reason]
-            action = _action(self.config, rule.part)
             repeats = self.coverage.count_finding(finding.reason, finding.group_id, finding.step)
             stops = self.stops(finding)
-            if repeats < WRITTEN_FINDINGS:
+            if self._folds.take(finding, component, boundary, monotonic()):
                 history = None if ledger is None else history_of(finding, ledger, self.names)
-                violation = Violation(finding=finding, rule=rule, action=action, repeats=repeats, history=history)
-                self.stream.violation(
-                    violation, component=component, boundary=boundary, urgent=stops or finding.launch_fatal
-                )
+                violation = self._violation(finding, repeats, history)
+                urgent = stops or finding.launch_fatal
+                self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
             if stops:
                 self.deliver(finding)
+            SUBSCRIBERS.publish(finding, RULES[finding.reason], self.names)
+
+    def forget_findings(self) -> None:
+        """Count and write from here on as if there had been none."""
+        self._folds.clear()
+        self.coverage.findings.clear()
 
     def stops(self, finding: Finding) -> bool:
         """Whether this finding's action is ``raise``."""
@@ -209,9 +212,16 @@ class Run:
         self.stream.put("error", record, component=component, boundary=boundary, after_step=after_step)
 
     def close(self) -> None:
-        """Write the last coverage and what is queued, and end this process' stream. A second call does nothing."""
+        """Write the last findings, the last coverage and what is queued, and end this process' stream. A second call
+        does nothing.
+        """
         if self._stream is not None and not self.is_closed:
             self.is_closed = True
+            for last in self._folds.take_unwritten():
+                finding = last.finding
+                repeats = self.coverage.findings[finding.reason, finding.group_id].count - 1
+                violation = self._violation(finding, repeats)
+                self.stream.violation(violation, component=last.component, boundary=last.boundary)
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
             self._stream.close()
 
@@ -238,23 +248,42 @@ class Run:
             hook_calls={name: values[0] for name, values in spent.items()},
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
             hook_time_ns={name: values[2] for name, values in spent.items()},
-            findings=[
-                FindingCount(
-                    reason=reason,
-                    group_id=group_id,
-                    count=tally.count,
-                    first_step=tally.first_step,
-                    last_step=tally.last_step,
-                )
-                for (reason, group_id), tally in coverage.findings.items()
-            ],
+            findings=self._finding_counts(),
         )
 
+    def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
+        rule = RULES[finding.reason]
+        action = _action(self.config, rule.part)
+        return Violation(finding=finding, rule=rule, action=action, repeats=repeats, history=history)
+
+    def _finding_counts(self) -> list[FindingCount]:
+        counts: list[FindingCount] = []
+        for (reason, group_id), tally in self.coverage.findings.items():
+            count = FindingCount(
+                reason=reason,
+                group_id=group_id,
+                count=tally.count,
+                first_step=tally.first_step,
+                last_step=tally.last_step,
+            )
+            fold = self._folds.of(reason, group_id)
+            if fold is not None:
+                last = fold.last.finding
+                count.written, count.unnamed = fold.written, fold.unnamed
+                count.last_request_id = UNSET if last.request_id is None else self.names(last.request_id)
+                count.last_block_id = UNSET if last.block_id is None else last.block_id
+            counts.append(count)
+        return counts
+
     def _checks_run(self) -> dict[str, int]:
-        """By check: rows of plans, requests handed over; and how many dummy runs were looked at."""
+        """By check: rows of plans, requests handed over, operations of the pool; then how many blocks were held against
+        the pool itself, and how many dummy runs were looked at.
+        """
         coverage = self.coverage
         run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
         run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
+        run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
+        run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
 
     def _inactive(self) -> list[InactiveCheck]:

@@ -9,27 +9,30 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvscope.events.finding_schema import ViolationRecord
+from kvscope.sinks.limits import MinuteLimit
 
-_INCIDENTS_A_MINUTE = 8
+INCIDENTS_A_MINUTE = 8
+MOST_INCIDENTS = 64
+"""Files of one process, and beyond them the first of each reason: each may be as large as ``ring_bytes``."""
 _REMEMBERED = 4096
-_MINUTE_NS = 60 * 10**9
-
 
 _Kept = tuple[int, int, Callable[[], Iterable[bytes]]]
 """Step, size in bytes, lines. A plain tuple: one is made of every fact, and naming its parts would double the cost."""
 
 
 class FlightRecorder:
-    """Fed by the writer thread. ``suppressed`` counts incidents not written: a repetition, or too many a minute."""
+    """Fed by the writer thread. ``suppressed`` counts incidents not written: a repetition, too many a minute, or too
+    many in all.
+    """
 
     def __init__(self, *, steps: int, max_bytes: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._steps = steps
         self._max_bytes = max_bytes
-        self._clock = clock
+        self._limit = MinuteLimit(INCIDENTS_A_MINUTE, clock)
         self._kept: deque[_Kept] = deque()
         self._size_bytes = 0
         self._told: dict[tuple[str, object], None] = {}
-        self._written_ns: deque[int] = deque(maxlen=_INCIDENTS_A_MINUTE)
+        self._written = 0
         self._next_index = 0
         self.suppressed = 0
 
@@ -44,17 +47,16 @@ class FlightRecorder:
     def write_incident(
         self, folder: Path, enabled: bytes, violation: ViolationRecord, violation_line: bytes
     ) -> Path | None:
-        """Write ``incident-<n>.jsonl``: kv.enabled, what is kept, the violation. None: this one was told already, or
-        there were too many in the last minute.
+        """Write ``incident-<n>.jsonl``: kv.enabled, what is kept, the violation. None: one of this reason and request
+        was written already, or there are too many.
 
         Raises:
             OSError: the file cannot be written.
         """
         request = violation.request_id
         told = (violation.reason, request if isinstance(request, str) else None)
-        now = self._clock()
-        crowded = len(self._written_ns) == _INCIDENTS_A_MINUTE and now - self._written_ns[0] < _MINUTE_NS
-        if told in self._told or crowded:
+        is_full = self._written >= MOST_INCIDENTS and not self._limit.is_first(violation.reason)
+        if told in self._told or is_full or not self._limit.allows(violation.reason):
             self.suppressed += 1
             return None
         lines = [line for _, _, kept in self._kept for line in kept() if line != violation_line]
@@ -65,7 +67,8 @@ class FlightRecorder:
         self._told[told] = None
         if len(self._told) > _REMEMBERED:
             del self._told[next(iter(self._told))]
-        self._written_ns.append(now)
+        self._limit.take(violation.reason)
+        self._written += 1
         return path
 
     def _create(self, folder: Path) -> tuple[Path, int]:

@@ -124,6 +124,8 @@ class Writer:
         # a reader sees the difference.
         if self._busy.acquire(timeout=timeout_s if self._thread is None else 0):
             try:
+                with contextlib.suppress(Exception):  # a log handler is foreign code
+                    self._log.tell_suppressed()
                 self._files.close()
                 self._cells[C_CLOSED] = 1
             finally:
@@ -239,6 +241,8 @@ class Writer:
             if isinstance(record, CoverageRecord):
                 record.records_written = self._seq
                 record.records_dropped = self._all_dropped()
+                record.log_suppressed = self._log.suppressed
+                record.incidents_suppressed = self._ring.suppressed
         return records, [codec.encode_line(record) for record in records]
 
     def _keep_unwritten(self, entry: Entry) -> None:

@@ -52,6 +52,8 @@ class Bindings:
     change of a table or of who has one. The arrays are brought up to date when somebody looks at them: a step takes
     over a few Python numbers, and most steps need no more.
 
+    ``went_on`` says that the step that was taken over last has exactly the requests of the one before.
+
     ``doubtful`` says, where ``doubts`` were asked for, whether the rules about declarations have to look at the step
     that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool and
     stands only once in its table.
@@ -60,6 +62,7 @@ class Bindings:
     def __init__(self, topology: Topology, *, doubts: bool = False) -> None:
         self.topology = topology
         self.doubtful = False
+        self.went_on = False
         self.version = 0
         self.partial: set[str] = set()
         self._doubts = doubts
@@ -121,6 +124,7 @@ class Bindings:
         """
         if self._holders:
             self._holders.clear()
+        self.went_on = False
         before = self._unsettled
         if before is not None:
             if not before.new_ids and before.cached_ids == requests.cached_ids and self._go_on(requests):
@@ -170,6 +174,7 @@ class Bindings:
             tokens = map(add, requests.cached_computed, map(requests.scheduled.get, requests.cached_ids, repeat(0)))
             doubtful |= any(map(gt, tokens, self._limits))
         self.doubtful = doubtful
+        self.went_on = True
         self._unsettled = requests
         return True
 

@@ -97,6 +97,10 @@ class BlockColumns:
         """How often each block stands in a table of a live request, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, OWNERS)
 
+    def counted(self, first: int, last: int) -> list[int]:
+        """References of the blocks ``first .. last - 1``: as a list, which is what the host's counts come as."""
+        return self._cells[(first << SHIFT) + REFERENCES : last << SHIFT : WIDTH].tolist()
+
     def hashes_of(self, block_ids: Ids) -> Int32:
         """How many hashes lead to each block, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, HASHES)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import repeat
-from operator import add, floordiv, gt
+from operator import add, floordiv, gt, mod
 
 import msgspec
 import numpy as np
@@ -97,6 +97,10 @@ class Legality:
         self._taken: list[PoolOperation] = []
         self._finished: Collection[str] = ()
         self._returned = 0
+        self._ids: list[str] = []
+        self._next: list[int] = []
+        self._quiet_steps = 0
+        self._unsettled = 0
 
     @property
     def doubtful(self) -> bool:
@@ -110,10 +114,38 @@ class Legality:
         self.ledger.apply(operation, operation.step)
         self._taken.append(operation)
 
-    def advance(self, declaration: Declaration) -> None:
-        """Take over a declaration that the bindings have just taken over."""
+    def advance(self, declaration: Declaration) -> bool:
+        """Take over a declaration that the bindings have just taken over.
+
+        False: there is nothing for the rules to look at. The same requests go on by one token each, none of them fills
+        a block, and the pool did nothing; of such a step only its number is noted.
+        """
         requests = declaration.requests
         self.step = declaration.step
+        if (
+            self._quiet_steps > 1
+            and self._bindings.went_on
+            and not self._taken
+            and requests.cached_computed == self._next
+            and declaration.total_num_scheduled_tokens == len(self._next)
+            and not (declaration.copies or declaration.zero_blocks)
+        ):
+            self._quiet_steps -= 1
+            self._unsettled += 1
+            self._next = list(map(add, self._next, repeat(1)))
+            return self.doubtful or bool(self.exceeded)
+        self._settle()
+        self._advance(declaration)
+        return True
+
+    def _settle(self) -> None:
+        """Note how far the requests of the quiet steps have come."""
+        if self._unsettled:
+            self._unsettled = 0
+            self._ends.update(zip(self._ids, self._next, strict=True))
+
+    def _advance(self, declaration: Declaration) -> None:
+        requests = declaration.requests
         self.interval, self._taken = self._taken, []
         if self.unwritten or self.gaps or self.shared or self.exceeded:
             self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
@@ -131,9 +163,25 @@ class Legality:
             self._declare(requests, declaration.step)
         if fresh:
             self._examine(requests, fresh)
+        self._expect(declaration)
+
+    def _expect(self, declaration: Declaration) -> None:
+        """Work out for how many steps the same requests could go on without filling a block."""
+        requests = declaration.requests
+        self._quiet_steps = 0
+        if len(requests.scheduled) != declaration.total_num_scheduled_tokens or not requests.scheduled:
+            return
+        self._ids = [*requests.cached_ids, *requests.new_ids]
+        self._next = list(map(self._ends.__getitem__, self._ids))
+        left = [
+            size - max(map(mod, self._next, repeat(size))) for size in {group.block_size for _, group in self._groups}
+        ]
+        self._quiet_steps = min(left, default=0)
 
     def forgive(self) -> None:
         """A step passed unseen, and what it wrote: everything in use counts as written from here on."""
+        self._settle()
+        self._quiet_steps = 0
         self._ends.clear()
         self.ledger.assume_written()
 
@@ -162,6 +210,7 @@ class Legality:
 
     def flush(self, request_id: str) -> None:
         """Put into the ledger what the request has written of its last block."""
+        self._settle()
         end = self._ends.get(request_id)
         if end is None:
             return
@@ -360,6 +409,7 @@ class Legality:
         """Drafts that were rejected are written again. A later step that was declared meanwhile has them in it."""
         sampled = dict(zip(result.request_ids, result.sampled_tokens, strict=True))
         computed = declaration.requests.computed()
+        self._settle()
         for request_id, drafts in declaration.spec_tokens.items():
             tokens, bound = sampled.get(request_id), self._bindings.table_of(request_id)
             end = computed.get(request_id, 0) + declaration.requests.scheduled.get(request_id, 0)
@@ -367,6 +417,7 @@ class Legality:
                 continue
             accepted = end - (drafts - (tokens - 1))
             self._ends[request_id] = accepted
+            self._quiet_steps = 0
             for group_index, group in self._groups:
                 first, filled = divmod(accepted, group.block_size)
                 blocks = bound.blocks[group_index][first : -(-end // group.block_size)]

@@ -27,7 +27,7 @@ class LiveTrace:
     def mark(self) -> None:
         """Forget what has been recorded so far, and let every finding be written out again."""
         self.records()
-        self.run.coverage.findings.clear()
+        self.run.forget_findings()
 
     def records(self) -> list[Envelope]:
         """What was recorded since the last call."""

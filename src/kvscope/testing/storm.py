@@ -1,7 +1,7 @@
 """A load under which the block pool has no quiet moment: hits, chunks, preemptions, aborts, resets and samples at once.
 
-    with forced_async(), running(additional_config=..., **STORM) as llm:
-        numbers = storm(llm, rows=5_000, rows_so_far=lambda: run.coverage.rows)
+with forced_async(), running(additional_config=..., **STORM) as llm:
+    numbers = storm(llm, rows=5_000, rows_so_far=lambda: run.coverage.rows)
 """
 
 import random
@@ -55,11 +55,11 @@ def forced_async() -> Iterator[None]:
         original.__func__(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = wanted
 
-    CpuPlatform.check_and_update_config = classmethod(keep)  # type: ignore[method-assign]  # restored below
+    CpuPlatform.check_and_update_config = classmethod(keep)
     try:
         yield
     finally:
-        CpuPlatform.check_and_update_config = original  # type: ignore[method-assign]  # the very object that was there
+        CpuPlatform.check_and_update_config = original
 
 
 def storm(llm: Any, *, rows: int, rows_so_far: Callable[[], int], seed: int = 1) -> Numbers:

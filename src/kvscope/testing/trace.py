@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from msgspec import UnsetType
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
@@ -26,26 +25,28 @@ from kvscope.checks.plan_view import StepView
 from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
 from kvscope.events.codec import (
-    Identity,
     bind_record,
     coverage_record,
     dummy_record,
     enabled_record,
-    encode,
-    stamp,
+    operation_record,
+    result_record,
     violation_record,
     worker_input_record,
     write_read_records,
 )
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
+from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
 from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, Plan
-from kvscope.facts.requests import BlockIds, Declaration, StepRequests
+from kvscope.facts.requests import BlockIds, Declaration, StepRequests, StepResult
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.testing.pool import BuiltPool, allocation, release
+from kvscope.testing.trace_file import TraceFile
 
 TOPOLOGY = Topology(
     num_blocks=64,
@@ -53,50 +54,17 @@ TOPOLOGY = Topology(
     groups=(Group(group_id=0, kind=FULL_ATTENTION, block_size=16, kernel_block_size=16, layers=2),),
 )
 PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
-STEP_NS = 1_000_000
 
 
 def _undamaged(_fact: object) -> None:
     pass
 
 
-class Stream:
-    """The file of one process. Its clock advances by a microsecond a record and a millisecond a step."""
-
-    def __init__(self, directory: Path, process: str, rank: int, pid: int, engine_id: str, ranks: Ranks) -> None:
-        self.process, self.rank, self.pid = process, rank, pid
-        self.path = directory / f"{process}-{rank}-{pid}.0.jsonl"
-        self.identity = Identity(engine_id=engine_id, ranks=ranks)
-        self.seq = 0
-        self._file = self.path.open("wb")
-
-    def write(
-        self, record: Envelope, component: str, boundary: str, *, step: int | None = None, after: int = 0
-    ) -> None:
-        self.seq += 1
-        when = step if step is not None else after if isinstance(record.step, UnsetType) else record.step
-        mono_ns = when * STEP_NS + self.seq * 1_000
-        stamp(
-            record,
-            self.identity,
-            seq=self.seq,
-            component=component,
-            boundary=boundary,
-            mono_ns=mono_ns,
-            wall_ns=1_700_000_000_000_000_000 + mono_ns,
-            step=step,
-            after_step=after,
-        )
-        self._file.write(encode(record) + b"\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class TraceBuilder:
     """One engine's run. ``ranks`` workers have files of their own; with ``in_process`` everything is in one file.
 
-    ``directory`` is the run's folder; it is created. ``parts`` are the parts that judge.
+    ``directory`` is the run's folder; it is created. ``parts`` are the parts that judge. With ``observe_pool`` it
+    records what the pool did, and results; ``observed`` has then the ledgers that live processes would have.
     """
 
     def __init__(
@@ -110,6 +78,7 @@ class TraceBuilder:
         parts: Iterable[Part] = PARTS,
         names: RequestNames = PLAIN,
         configuration: Mapping[str, object] | None = None,
+        observe_pool: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.topology, self.parts, self.names, self._full = directory, topology, set(parts), names, full
@@ -122,16 +91,17 @@ class TraceBuilder:
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
+        self.observed = BuiltPool(topology, self._bindings, self._worker_bindings, self.parts) if observe_pool else None
         self._batches = [[BatchTable(b, index) for index in self._judged()] for b in self._worker_bindings]
         run, group = directory.name, Ranks(dp=0)
         workers = [Ranks(dp=0, tp=rank, pp=0, world=rank) for rank in range(len(self._worker_bindings))]
         if in_process:
-            self.engine = Stream(directory, "all", 0, 100, run, workers[0])
+            self.engine = TraceFile(directory, "all", 0, 100, run, workers[0])
             self.workers = [self.engine]
         else:
-            self.engine = Stream(directory, "engine", 0, 100, run, group)
+            self.engine = TraceFile(directory, "engine", 0, 100, run, group)
             self.workers = [
-                Stream(directory, "worker", rank, 200 + rank, run, ranks_) for rank, ranks_ in enumerate(workers)
+                TraceFile(directory, "worker", rank, 200 + rank, run, ranks_) for rank, ranks_ in enumerate(workers)
             ]
         for stream in dict.fromkeys([self.engine, *self.workers]):
             stream.write(self._enabled(stream, dict(configuration or {})), "worker", "config")
@@ -146,8 +116,10 @@ class TraceBuilder:
         """The next step's declaration, with blocks for every scheduled token."""
         self.step_number += 1
         gone, kicked = set(finished), set(preempted)
-        for request_id in gone | kicked:
-            self._release(request_id)
+        for request_id in sorted(gone):
+            self._release(request_id, step=self.step_number - 1, cause=CAUSE_FINISH)
+        for request_id in sorted(kicked - gone):
+            self._release(request_id, step=self.step_number, scheduling=True, cause=CAUSE_PREEMPT)
         self._preempted |= kicked
         requests = StepRequests(
             new_ids=[], new_blocks=[], new_computed=[], cached_ids=[], cached_blocks=[], cached_computed=[],
@@ -171,7 +143,7 @@ class TraceBuilder:
             self._computed[request_id] += tokens
         return Declaration(
             step=self.step_number,
-            trace_id=f"{self.directory.name}-{self.step_number:x}",
+            trace_id=self._trace_id(self.step_number),
             requests=requests,
             new_prompt_tokens=[self._prompt.get(r, scheduled[r]) for r in requests.new_ids],
             cached_output_tokens=[0] * len(requests.cached_ids),
@@ -193,19 +165,42 @@ class TraceBuilder:
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
+        comes_back: bool = True,
     ) -> Declaration:
-        """One step through all processes: declared, handed over, planned, judged, written down."""
+        """One step through all processes: declared, handed over, planned, judged, written down. A step without work is
+        only declared, and there is no result of it. Without ``comes_back`` the step is still on its way at the end.
+        """
         declaration = self.declare(scheduled, finished=finished, preempted=preempted)
         damage_declaration(declaration)
+        if self.observed is not None:
+            self.observed.hand_over(declaration)
         self._bindings.apply(declaration.requests)
         self.engine.write(bind_record(declaration, self.names), "scheduler", "scheduler.schedule")
+        if self.observed is not None:
+            self.observed.declare(declaration)
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
         for rank, stream in enumerate(self.workers):
             self._run_worker(rank, stream, declaration, damage_received, damage_plan)
+        if declaration.is_empty:
+            return declaration
+        if self.observed is not None and comes_back:
+            self._return(declaration, self.observed)
         self.steps += 1
         self.rows += len(scheduled) * len(self._judged())
         self.tokens += sum(scheduled.values())
         return declaration
+
+    def pool_does(self, operation: PoolOperation) -> None:
+        """The pool does something. Without ``observe_pool`` nobody sees it."""
+        if self.observed is None:
+            return
+        trace_id = self._trace_id(operation.step)
+        findings = self.observed.take(operation, trace_id)
+        record = operation_record(operation, self.names)
+        if operation.scheduling:
+            record.trace_id = trace_id
+        self.engine.write(record, "allocator", f"pool.{operation.kind}", after=operation.step)
+        self._violations(self.engine, findings)
 
     def dummy(self, slots: Mapping[int, list[int]]) -> None:
         """A run that serves no request, after the last step, in every worker."""
@@ -226,16 +221,22 @@ class TraceBuilder:
     def _run_worker(
         self,
         rank: int,
-        stream: Stream,
+        stream: TraceFile,
         declaration: Declaration,
         damage_received: Callable[[StepRequests], None] | None,
         damage_plan: Callable[[Plan], None],
     ) -> None:
         received, bindings = declaration.requests, self._worker_bindings[rank]
         if damage_received is not None:
-            received = _copied(received)
+            received = received.copy()
             damage_received(received)
+        if self.observed is not None:
+            self.observed.receive(rank, declaration)
         bindings.apply(declaration.requests)
+        if self.observed is not None:
+            self.observed.carry_out(rank, declaration)
+        if declaration.is_empty and received == declaration.requests:
+            return
         record = worker_input_record(received, declaration.requests, self.names)
         record.trace_id = declaration.trace_id
         stream.write(record, "worker", "worker.execute", step=declaration.step)
@@ -284,10 +285,21 @@ class TraceBuilder:
     def _judged(self) -> list[int]:
         return [index for index, group in enumerate(self.topology.groups) if group.judged]
 
-    def _violations(self, stream: Stream, findings: list[Finding]) -> None:
+    def _violations(self, stream: TraceFile, findings: list[Finding]) -> None:
         for finding in findings:
             record = violation_record(finding, RULES[finding.reason], "log", 0, self.names)
             stream.write(record, "worker", "judge", step=finding.step)
+
+    def _return(self, declaration: Declaration, pool: BuiltPool) -> None:
+        ids = tuple(declaration.requests.scheduled)
+        result = StepResult(request_ids=ids, sampled_tokens=(1,) * len(ids))
+        record = result_record("update_input", result, self.names)
+        record.trace_id = declaration.trace_id
+        self.engine.write(record, "scheduler", "update_input", step=declaration.step)
+        pool.confirm(declaration, result)
+
+    def _trace_id(self, step: int) -> str:
+        return f"{self.directory.name}-{step:x}"
 
     def _grow(self, request_id: str, tokens: int) -> BlockIds:
         tables = self.blocks.setdefault(request_id, [[] for _ in self.topology.groups])
@@ -295,15 +307,19 @@ class TraceBuilder:
         for table, group in zip(tables, self.topology.groups, strict=True):
             missing = max(-(-tokens // group.block_size) - len(table), 0)
             taken, self.pool = self.pool[:missing], self.pool[missing:]
+            if taken:
+                self.pool_does(allocation(request_id, group.group_id, len(table), taken, step=self.step_number))
             table.extend(taken)
             delta.append(taken)
         return tuple(delta)
 
-    def _release(self, request_id: str) -> None:
-        for table in self.blocks.pop(request_id, []):
-            self.pool.extend(table)
+    def _release(self, request_id: str, *, step: int, cause: str, scheduling: bool = False) -> None:
+        blocks = [block for table in self.blocks.pop(request_id, []) for block in table]
+        self.pool.extend(blocks)
+        if blocks:
+            self.pool_does(release(request_id, blocks[::-1], step=step, cause=cause, scheduling=scheduling))
 
-    def _enabled(self, stream: Stream, configuration: dict[str, object]) -> Envelope:
+    def _enabled(self, stream: TraceFile, configuration: dict[str, object]) -> Envelope:
         return enabled_record(
             run_id=self.directory.name,
             process=stream.process,
@@ -319,7 +335,7 @@ class TraceBuilder:
             rank=stream.rank,
         )
 
-    def _coverage(self, stream: Stream) -> Envelope:
+    def _coverage(self, stream: TraceFile) -> Envelope:
         """As a process of this role counts: steps and scheduled rows in EngineCore alone, audited rows in workers."""
         declares, audits = stream is self.engine, stream in self.workers
         once = ["scheduler.create"] if declares else []
@@ -340,20 +356,3 @@ class TraceBuilder:
         )
         record.records_written = stream.seq
         return record
-
-
-def _copied(requests: StepRequests) -> StepRequests:
-    return StepRequests(
-        new_ids=list(requests.new_ids),
-        new_blocks=[tuple(list(group) for group in blocks) for blocks in requests.new_blocks],
-        new_computed=list(requests.new_computed),
-        cached_ids=list(requests.cached_ids),
-        cached_blocks=[
-            None if blocks is None else tuple(list(group) for group in blocks) for blocks in requests.cached_blocks
-        ],
-        cached_computed=list(requests.cached_computed),
-        resumed=set(requests.resumed),
-        scheduled=dict(requests.scheduled),
-        finished=set(requests.finished),
-        preempted=set(requests.preempted),
-    )

@@ -18,7 +18,8 @@ from kvscope.testing.demo import cost, fault, traffic
 from kvscope.testing.demo.apart import EngineFailedError
 from kvscope.testing.demo.traffic import prompts, send
 from kvscope.testing.server import ServerFailedError
-from kvscope.testing.trace import Stream, TraceBuilder
+from kvscope.testing.trace import TraceBuilder
+from kvscope.testing.trace_file import TraceFile
 
 Capture = pytest.CaptureFixture[str]
 WRONG_SLOT = 67
@@ -30,7 +31,7 @@ def write_trace(
 ) -> Path:
     builder = TraceBuilder(directory / "run", in_process=in_process)
     if frontend:
-        stream = Stream(builder.directory, "frontend", 0, 50, "run", Ranks())
+        stream = TraceFile(builder.directory, "frontend", 0, 50, "run", Ranks())
         stream.write(builder._enabled(stream, {}), "frontend", "config")
         stream.write(builder._coverage(stream), "frontend", "shutdown")
         stream.close()

@@ -100,6 +100,7 @@ def declarations(draw: st.DrawFn) -> Declaration:
         zero_blocks=draw(optional_blocks),
         copies=draw(st.none() | st.lists(st.tuples(small, small), max_size=3)),
         connector_plan=draw(st.none() | ids),
+        operations_before=draw(st.none() | counts),
     )
 
 

@@ -45,6 +45,17 @@ def test_a_declaration_comes_back_equal(declaration: Declaration) -> None:
     assert codec.declaration_from(through_a_line(codec.bind_record(declaration))) == declaration
 
 
+@given(samples.declarations(), st.lists(samples.operations(), max_size=3))
+def test_a_kv_bind_says_how_many_operations_of_the_pool_led_to_it(
+    declaration: Declaration, operations: list[PoolOperation]
+) -> None:
+    declaration.operations = operations
+    record = through_a_line(codec.bind_record(declaration))
+    observed = declaration.operations_before is not None
+    assert record.num_operations == (len(operations) if observed else msgspec.UNSET)
+    assert codec.declaration_from(record) == msgspec.structs.replace(declaration, operations=[])
+
+
 @given(samples.snapshots(), st.booleans())
 def test_a_plan_comes_back_equal_in_compact_and_in_full(snapshot: PlanSnapshot, full: bool) -> None:
     write, read = codec.write_read_records(snapshot, full=full, block_sizes={0: 16, 1: 8})

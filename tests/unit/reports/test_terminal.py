@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from kvscope.analysis.blocks import Tenure
-from kvscope.analysis.scene import NOBODY, NULL, OTHER, OUTSIDE, OWN, SHARED, Neighbour, Scene
+from kvscope.analysis.scene import Neighbour, Scene
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.reports.prepare import SYMBOLS, prepare
+from kvscope.reports.prepare import prepare
+from kvscope.reports.strip import SYMBOLS
 from kvscope.reports.terminal import WIDTH, draw, plain
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -231,12 +232,6 @@ def test_a_reason_from_a_later_version_is_told_as_unknown() -> None:
         first_step=1, last_step=1,
     )  # fmt: skip
     assert "a reason that this version does not know" in plain(draw(prepare(folded)))
-
-
-def test_every_symbol_of_the_strip_is_explained() -> None:
-    words = {OWN, SHARED, OTHER, NOBODY, NULL, OUTSIDE}
-    assert words == set(SYMBOLS)
-    assert len(set(SYMBOLS.values())) == len(SYMBOLS)
 
 
 def _told(folded: FoldedFinding, **changes: object) -> str:

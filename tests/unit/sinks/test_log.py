@@ -8,7 +8,7 @@ import pytest
 from kvscope.config import LogLevel
 from kvscope.events import codec
 from kvscope.events.envelope import Envelope
-from kvscope.sinks.log import LogSink
+from kvscope.sinks.log import LINES_A_MINUTE, LogSink
 from unit.sinks.conftest import Logged
 from unit.sinks.support import DECLARATION, violation
 
@@ -39,3 +39,31 @@ def test_a_finding_has_the_level_of_its_severity_and_comes_through_vllms_logger(
     (entry,) = logged.records
     assert entry.levelno == logging.ERROR
     assert entry.name.startswith("vllm.")
+
+
+def test_a_storm_is_cut_off_and_said_to_be(logged: Logged) -> None:
+    now = 0
+    sink = LogSink("all", "TAG", clock=lambda: now)
+
+    def offer(request_id: str, reason: str = "write_target_mismatch") -> None:
+        fact = violation(request_id, reason=reason)
+        record = codec.violation_record(fact.finding, fact.rule, fact.action, 0)
+        sink.offer(record, codec.encode(record))
+
+    for index in range(LINES_A_MINUTE + 5):
+        offer(f"r{index}")
+    assert (len(logged.records), sink.suppressed) == (LINES_A_MINUTE, 5)
+    offer("other", "double_free")
+    assert "5 more findings were not logged" in logged.records[-2].getMessage()
+    assert "double_free" in logged.records[-1].getMessage()
+    offer("left out")
+    now = 61 * 10**9
+    offer("late")
+    assert "1 more finding was not logged" in logged.records[-2].getMessage()
+    assert "late" in logged.records[-1].getMessage()
+    bind = codec.bind_record(DECLARATION)
+    for _ in range(LINES_A_MINUTE + 1):  # what is asked for beside findings is not cut off
+        sink.offer(bind, codec.encode(bind))
+    assert len(logged.records) == 2 * LINES_A_MINUTE + 5
+    sink.tell_suppressed()
+    assert len(logged.records) == 2 * LINES_A_MINUTE + 5

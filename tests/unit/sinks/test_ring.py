@@ -7,7 +7,7 @@ import pytest
 
 from kvscope.events import codec
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.sinks.ring import FlightRecorder
+from kvscope.sinks.ring import INCIDENTS_A_MINUTE, MOST_INCIDENTS, FlightRecorder
 from unit.sinks.support import violation
 
 ENABLED = b'{"event":"kv.enabled"}\n'
@@ -72,6 +72,23 @@ def test_the_rate_is_limited_and_recovers(tmp_path: Path) -> None:
     now = 61 * 10**9
     assert ring.write_incident(tmp_path, ENABLED, *record("r19")) is not None
     assert ring.suppressed == 12
+
+
+def test_many_incidents_of_one_reason_leave_room_for_another(tmp_path: Path) -> None:
+    """Within a minute, and in all."""
+    now = 0
+    ring = FlightRecorder(steps=3, max_bytes=1000, clock=lambda: now)
+    for index in range(INCIDENTS_A_MINUTE):
+        ring.write_incident(tmp_path, ENABLED, *record(f"r{index}"))
+    assert ring.write_incident(tmp_path, ENABLED, *record("late")) is None
+    assert ring.write_incident(tmp_path, ENABLED, *record("late", "double_free")) is not None
+    for index in range(200):
+        now += 61 * 10**9
+        ring.write_incident(tmp_path, ENABLED, *record(f"q{index}"))
+    assert len(list(tmp_path.iterdir())) == MOST_INCIDENTS
+    now += 61 * 10**9
+    assert ring.write_incident(tmp_path, ENABLED, *record("late", "leak_after_finish")) is not None
+    assert ring.write_incident(tmp_path, ENABLED, *record("later", "leak_after_finish")) is None
 
 
 def test_processes_of_a_run_share_the_numbers(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Which released blocks a step that is still on its way may touch.
+
+Reusing them for a later step is legal, since steps run one after the other; filling them by a load that no step is
+ordered with is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..facts.allocator import FREE, PoolOperation
+from ..facts.requests import Declaration
+
+
+class Fences:
+    """``blocks`` maps a block to the last step that may touch it; it is empty when no step is on its way."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}
+        self._in_flight: deque[Declaration] = deque()
+
+    def declare(self, declaration: Declaration) -> None:
+        """A step was declared."""
+        if declaration.total_num_scheduled_tokens:
+            self._in_flight.append(declaration)
+
+    def take(self, operation: PoolOperation) -> None:
+        """The pool has done something."""
+        if operation.kind != FREE:
+            return
+        request_id = operation.request_id
+        last = next((d.step for d in reversed(self._in_flight) if request_id in d.requests.scheduled), None)
+        if last is not None:
+            self.blocks.update(dict.fromkeys(operation.block_ids, last))
+
+    def returned(self, step: int) -> None:
+        """The result of a step is there, and with it all before it are over."""
+        while self._in_flight and self._in_flight[0].step <= step:
+            self._in_flight.popleft()
+        if self.blocks and not self._in_flight:
+            self.blocks.clear()
