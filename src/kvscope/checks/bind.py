@@ -1,4 +1,4 @@
-"""C1 and C4 on the declaration itself, judged in EngineCore before anything is sent to a worker."""
+"""C1, C4 and C6 on the declaration itself, judged in EngineCore before anything is sent to a worker."""
 
 from __future__ import annotations
 
@@ -120,6 +120,38 @@ def _duplicate(visible: Int32, appended: int, null: int) -> tuple[int, int] | No
 
 
 @rule(
+    check="C6",
+    severity="error",
+    rank=r.NULL,
+    title="the scheduler gives a request the null block for tokens that count",
+    fires="The null block is handed over in this step at an index where attention looks, or that the step writes.",
+    silent="Null blocks before the attention window, for what a hit skips; behind the tokens of the step (a use of "
+    "them is a finding at the plan); groups with other semantics; requests whose table is not known from its start.",
+    sources=("the scheduler's declaration", "the rule that nobody owns the null block"),
+    invariant=True,
+    proves_not="That the worker uses it; the declaration alone is judged.",
+)
+def bind_null_block_declared(view: BindView) -> Iterator[Finding]:
+    null = view.bindings.topology.null_block_id
+    for request_id, delta in view.deltas():
+        if request_id in view.bindings.partial:
+            continue
+        row = view.bindings.rows_of([request_id])
+        for group_index, block_ids in enumerate(delta):
+            group = view.bindings.topology.groups[group_index]
+            if not group.judged or null not in block_ids:
+                continue
+            table = view.bindings.table(request_id, group_index)
+            start = max(int(first_visible_block(group, view.bindings.computed[row])[0]), len(table) - len(block_ids))
+            end = -(-int(view.bindings.seq_lens[row][0]) // group.block_size)
+            found = np.flatnonzero(table[start:end] == null)
+            if found.size:
+                finding = _bind_finding(view, request_id, group_index, null, start + int(found[0]))
+                finding.expected, finding.actual = "a block that somebody owns", null
+                yield finding
+
+
+@rule(
     check="C4",
     severity="error",
     rank=r.SHORT,
@@ -150,4 +182,4 @@ def bind_block_shortfall(view: BindView) -> Iterator[Finding]:
             yield finding
 
 
-BIND_RULES = (bind_block_out_of_range, bind_duplicate_block, bind_block_shortfall)
+BIND_RULES = (bind_block_out_of_range, bind_null_block_declared, bind_duplicate_block, bind_block_shortfall)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
+from .content import CONTENT_RULES
 from .dummy import DUMMY_RULES
+from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
+from .initialized import INITIALIZED_RULES
+from .lifetime import LIFETIME_RULES
+from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
 from .row import ROW_RULES
@@ -14,7 +19,21 @@ from .write import WRITE_RULES
 
 RULES: dict[str, Rule] = {
     function.rule.reason: function.rule
-    for family in (POOL_RULES, BOOKS_RULES, BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
+    for family in (
+        POOL_RULES,
+        BOOKS_RULES,
+        BIND_RULES,
+        CONTENT_RULES,
+        LIFETIME_RULES,
+        HANDOVER_RULES,
+        ROW_RULES,
+        WRITE_RULES,
+        READ_RULES,
+        GENERATION_RULES,
+        OWNERSHIP_RULES,
+        INITIALIZED_RULES,
+        DUMMY_RULES,
+    )
     for function in family
 }
 """Reason -> rule, in the order in which a step meets them."""

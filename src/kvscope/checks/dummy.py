@@ -1,4 +1,4 @@
-"""C1 on runs that serve no request: profiling, warm-up, capture, an idle data-parallel rank."""
+"""C1 and C5 on runs that serve no request: profiling, warm-up, capture, an idle data-parallel rank."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun
 from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
+from . import past
 from . import rule as r
 from .finding import Finding
 from .rule import rule
 
 
 class DummyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A dummy run after step ``after_step``, beside the tables of the requests that are alive meanwhile."""
+    """A dummy run after step ``after_step``, beside the tables of the requests that are alive meanwhile.
+
+    ``ledger`` is None where the blocks of the pool are not followed.
+    """
 
     after_step: int
     run: DummyRun
     bindings: Bindings
+    ledger: BlockLedger | None = None
 
 
 @rule(
@@ -56,4 +62,54 @@ def dummy_slot_enabled(view: DummyView) -> Iterator[Finding]:
         )
 
 
-DUMMY_RULES = (dummy_slot_enabled,)
+@rule(
+    check="C5",
+    severity="error",
+    rank=r.UNWRITTEN,
+    title="a dummy run may overwrite what a request has written",
+    fires="A slot of a dummy run that is not the padding value is that of a token that is written, in a block that "
+    "somebody has.",
+    silent="Slots in blocks that nobody has, or behind what is written in them (dummy_slot_enabled); groups that have "
+    "no slot mapping; state slots.",
+    sources=(r.PLAN_SLOTS, "the tokens declared written since the block was handed out"),
+)
+def dummy_table_live(view: DummyView) -> Iterator[Finding]:
+    for group_index, group in enumerate(view.bindings.topology.groups):
+        slots = view.run.slots.get(group.group_id)
+        if slots is None or not group.judged or view.ledger is None:
+            continue
+        blocks = slots // group.block_size
+        live = (slots != PAD_SLOT) & (view.ledger.references_of(blocks) > 0)
+        for token in np.flatnonzero(live).tolist():
+            block, offset = divmod(int(slots[token]), group.block_size)
+            owner = _written_by(view, view.ledger, group_index, block, offset)
+            if owner is None:
+                continue
+            yield Finding(
+                reason="",
+                step=view.after_step,
+                trace_id="",
+                other_request_id=owner or None,
+                group_id=group.group_id,
+                token_index=token,
+                block_id=block,
+                slot=int(slots[token]),
+                generation=past.generation(view.ledger, block),
+                expected="a padding slot",
+                actual=f"a token that is written; {past.told(view.ledger, block)}",
+            )
+            break
+
+
+def _written_by(view: DummyView, ledger: BlockLedger, group_index: int, block: int, offset: int) -> str | None:
+    """Who has the token of a block, ``""`` where that is not known, None if it is not written."""
+    bindings = view.bindings
+    for holder in bindings.holders(group_index, block):
+        index = int(np.flatnonzero(bindings.table(holder, group_index) == block)[0])
+        written = int(bindings.seq_lens[bindings.rows_of([holder])[0]])
+        if index * bindings.topology.groups[group_index].block_size + offset < written:
+            return holder
+    return (past.another(ledger, block, None) or "") if offset < int(ledger.written_of([block])[0][0]) else None
+
+
+DUMMY_RULES = (dummy_table_live, dummy_slot_enabled)

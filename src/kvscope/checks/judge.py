@@ -10,12 +10,19 @@ from ..facts.requests import Declaration, StepRequests
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
+from ..state.holds import Held
+from ..state.legality import Legality
 from .audit import BOOKS_RULES, BooksView
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
+from .content import CONTENT_RULES, ContentView, content_agrees
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
+from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
+from .initialized import INITIALIZED_RULES
+from .lifetime import LIFETIME_RULES, LifetimeView
+from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
@@ -24,6 +31,7 @@ from .rule import Part, RuleFunction, Subject
 from .settled import differences_after, settled_agrees
 from .write import WRITE_RULES
 
+POOL_PLAN_RULES = (*GENERATION_RULES, *OWNERSHIP_RULES, *INITIALIZED_RULES)
 Parts = Collection[Part]
 Key = tuple[object, ...]
 
@@ -52,11 +60,14 @@ def judge_missing(after_step: int, received: StepRequests, parts: Parts) -> list
     return _merged(_fired(HANDOVER_RULES, view, parts))
 
 
-def judge_dummy(run: DummyRun, after_step: int, bindings: Bindings, parts: Parts) -> list[Finding]:
-    """Judge a run that serves no request."""
+def judge_dummy(
+    run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+) -> list[Finding]:
+    """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
     if all(bool((slots == -1).all()) for slots in run.slots.values()):
         return []
-    return _merged(_fired(DUMMY_RULES, DummyView(after_step=after_step, run=run, bindings=bindings), parts))
+    view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
+    return _merged(_fired(DUMMY_RULES, view, parts))
 
 
 def judge_batch(declaration: Declaration, plan: Plan, parts: Parts) -> list[Finding]:
@@ -74,8 +85,11 @@ def judge_batch(declaration: Declaration, plan: Plan, parts: Parts) -> list[Find
 
 
 def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> list[Finding]:
-    """Judge positions, lengths, slots and tables of one step. Rules run only where an array comparison failed."""
+    """Judge positions, lengths, slots and tables of one step. Rules run only where an array comparison failed, those
+    that know the pool also where what is declared cannot be right.
+    """
     fired: list[Finding] = []
+    is_doubtful = step.legality is not None and step.legality.doubtful
     if not (step.positions_agree and step.lengths_agree):
         fired += _fired(ROW_RULES, step, parts)
     for group in groups:
@@ -83,6 +97,8 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
             fired += _fired(WRITE_RULES, group, parts)
         if not group.reads_agree:
             fired += _fired(READ_RULES, group, parts)
+        if step.ledger is not None and (is_doubtful or not (group.writes_agree and group.reads_agree)):
+            fired += _fired(POOL_PLAN_RULES, group, parts)
     return _merged(fired) if fired else []
 
 
@@ -127,6 +143,33 @@ def judge_audit(
         return []
     view = BooksView(differences=differences, ledger=ledger, step=step, trace_id=trace_id)
     return _by_block(_fired(BOOKS_RULES, view, parts))
+
+
+def judge_content(declaration: Declaration, legality: Legality, parts: Parts) -> list[Finding]:
+    """Judge what a declaration does with contents, and what is due with it; ``legality`` has been advanced to it and
+    has not yet ended who finished.
+    """
+    findings: list[Finding] = []
+    view = ContentView(declaration=declaration, legality=legality)
+    if not content_agrees(view):
+        findings += _by_block(_fired(CONTENT_RULES, view, parts))
+    ended = legality.unreleased()
+    if ended or legality.exceeded:
+        due = LifetimeView(
+            step=declaration.step,
+            trace_id=declaration.trace_id,
+            ledger=legality.ledger,
+            ended=ended,
+            exceeded=legality.exceeded,
+        )
+        findings += _merged(_fired(LIFETIME_RULES, due, parts))
+    return findings
+
+
+def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedger, parts: Parts) -> list[Finding]:
+    """Judge what has been held too long (:meth:`Holds.overdue`) when a step is declared."""
+    view = LifetimeView(step=declaration.step, trace_id=declaration.trace_id, ledger=ledger, held=held)
+    return _merged(_fired(LIFETIME_RULES, view, parts))
 
 
 def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Parts) -> list[Finding]:

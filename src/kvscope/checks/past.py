@@ -60,9 +60,13 @@ def told(ledger: BlockLedger, block_id: int) -> str:
         what += ", waiting for a receive"
     elif history.status == Status.HELD:
         what += ", given up and not yet released"
-    if history.freed_step is not None and history.freed_step <= (history.allocated_step or 0):
-        what += f"; {freed(history)} before that"
-    return what
+    if history.freed_step is None or history.allocated_step is None:
+        return what
+    if history.freed_step < history.allocated_step:
+        return f"{what}; {freed(history)} before that"
+    if history.freed_step > history.allocated_step:
+        return f"{what}; {freed(history)} and hit again"
+    return f"{what}; {freed(history)}"  # in the same step: before or after, the steps do not tell
 
 
 def freed(history: BlockHistory) -> str:

@@ -17,6 +17,8 @@ from ..facts.requests import Declaration
 from ..facts.topology import Group
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
+from ..state.legality import Legality
 
 Bool = npt.NDArray[np.bool_]
 
@@ -26,12 +28,24 @@ class StepView:
 
     ``computed`` and ``seq_lens`` (``int64 [rows]``) are the declared tokens before and after the step, ``scheduled``
     (``int64``) those in it; ``query_lens`` are the plan's. ``single`` says that every row has exactly one token.
+
+    ``ledger`` and ``legality`` have been advanced to the declaration. They are None where the blocks of the pool are
+    not followed; then nothing is said about them.
     """
 
-    def __init__(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        declaration: Declaration,
+        bindings: Bindings,
+        ledger: BlockLedger | None = None,
+        legality: Legality | None = None,
+    ) -> None:
         self.plan = plan
         self.declaration = declaration
         self.bindings = bindings
+        self.ledger = ledger
+        self.legality = legality
         self.rows = rows = bindings.rows_of(plan.request_ids)
         self.computed = bindings.computed[rows]
         self.seq_lens = bindings.seq_lens[rows]
@@ -49,6 +63,11 @@ class StepView:
                 (self.query_lens == self.scheduled).all() and (plan.seq_lens == self.seq_lens).all()
             )
         self.positions_agree = not plan.exact or plan.positions.tobytes() == self.expected_positions.tobytes()
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """The row of each request of the plan."""
+        return {request_id: row for row, request_id in enumerate(self.plan.request_ids)}
 
     @cached_property
     def scheduled(self) -> Int64:
@@ -137,6 +156,19 @@ class GroupView:
         blocks = self.batch.blocks_at(logical, None if self.step.single else self.step.token_row)
         slots: Int64 = (blocks - logical) * block_size + basis
         return slots
+
+    @cached_property
+    def target_blocks(self) -> Int64:
+        """``int64 [num_tokens]``: the block in which each real token is stored; -1 for the padding value."""
+        blocks: Int64 = self.slots // self.group.block_size
+        return blocks
+
+    @cached_property
+    def slots_differ(self) -> Bool:
+        """``bool [num_tokens]``: real tokens that are stored, inside the cache, elsewhere than declared."""
+        inside = (self.slots != PAD_SLOT) & (self.slots >= 0) & (self.slots < self.end_slot)
+        differ: Bool = inside & (self.slots != self.expected_slots)
+        return differ
 
     @property
     def end_slot(self) -> int:

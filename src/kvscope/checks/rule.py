@@ -79,9 +79,12 @@ RECEIVED = "the SchedulerOutput that the worker received"
 HOST_ONLY = "what the device really accessed; kvscope sees the host's plan"
 
 OUTSIDE, NULL, RELEASED, FOREIGN_ROW, FOREIGN, COLLISION, POSITION, TARGET, LENGTH, SHORT, OTHER = range(10, 120, 10)
+RESERVED = RELEASED + 1
+FOREIGN_OWNER, SHARED, UNDECLARED = FOREIGN + 1, FOREIGN + 2, FOREIGN + 3
+UNWRITTEN = SHORT + 5
 """Order of precedence where several reasons fit one access: outside cache, null block, released or reserved, foreign,
 target or length. Within a class the more telling reason stands first: a whole foreign row before a foreign block, the
-shifted position before the slot that follows from it.
+shifted position before the slot that follows from it. What the order does not name, such as contents, comes last.
 """
 
 

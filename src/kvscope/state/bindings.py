@@ -55,8 +55,8 @@ class Bindings:
     ``went_on`` says that the step that was taken over last has exactly the requests of the one before.
 
     ``doubtful`` says, where ``doubts`` were asked for, whether the rules about declarations have to look at the step
-    that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool and
-    stands only once in its table.
+    that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool, is
+    not the null block, and stands only once in its table.
     """
 
     def __init__(self, topology: Topology, *, doubts: bool = False) -> None:
@@ -295,13 +295,14 @@ class Bindings:
                 blocks.extend(min(max(block, -1), _LARGEST) for block in block_ids)
             else:
                 blocks.extend(block_ids)
-            if is_outside or null in block_ids:
+            is_unsound = is_outside or null in block_ids
+            if is_unsound:
                 table.sound_from[group_index] = len(blocks)
             if self._doubts:
                 seen = table.seen[group_index]
                 fresh = len(seen) + len(block_ids)
                 seen.update(block_ids)
-                doubtful |= is_outside or len(seen) != fresh
+                doubtful |= is_unsound or len(seen) != fresh
         self._stale[table.row] = table
         self._count_capacity(table)
         return doubtful

@@ -109,6 +109,10 @@ class BlockColumns:
         """Tokens of each block that its primary hash covers, ``int32 [n]``; -1 where that is not known."""
         return self._column(block_ids, HASH_TOKENS)
 
+    def allocated_step_of(self, block_ids: Ids) -> Int32:
+        """The step in or after which each block was last handed out, ``int32 [n]``; -1 for never, or outside."""
+        return self._column(block_ids, ALLOCATED_STEP)
+
     def written_of(self, block_ids: Ids) -> tuple[Int32, Int32]:
         """Tokens of each block written in this generation, from its first one on: ``(declared, confirmed)``,
         ``int32 [n]`` each. ``declared`` counts what submitted steps will have written, ``confirmed`` what completed

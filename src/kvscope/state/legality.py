@@ -92,6 +92,7 @@ class Legality:
         self.aborted: dict[int, int] = {}
         self._bindings = bindings
         self._groups: list[tuple[int, Group]] = [(i, g) for i, g in enumerate(topology.groups) if g.judged]
+        self.block_sizes = {index: group.block_size for index, group in self._groups}
         self._ends: dict[str, int] = {}
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
@@ -101,6 +102,10 @@ class Legality:
         self._next: list[int] = []
         self._quiet_steps = 0
         self._unsettled = 0
+
+    def loaded_tokens(self, request_id: str) -> int:
+        """How many tokens a receive has brought to a request, from its first one on."""
+        return self._loaded.get(request_id, 0)
 
     @property
     def doubtful(self) -> bool:
@@ -385,9 +390,8 @@ class Legality:
         for group_index, group in self._groups:
             visible = int(first_visible_block(group, np.array([computed], np.int64))[0])
             used |= released.intersection(bound.blocks[group_index][visible:])
-        if operation.request_id is None:
-            used = {block for block in used if not self.ledger.owns(request_id, block)}
-        return used
+        # It may have been given the block again, at another index or by a hit.
+        return {block for block in used if not self.ledger.owns(request_id, block)}
 
     def _generations_at(self, block_ids: set[int], position: int) -> Iterator[tuple[int, int]]:
         """The generation that each block had at an operation of this interval."""

@@ -14,6 +14,9 @@ from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
+from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.dummy import dummy_table_live
+from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
@@ -78,6 +81,7 @@ def prefill_collision(builder: TraceBuilder) -> None:
 
 SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "bind_block_out_of_range": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(0, 999)),
+    "bind_null_block_declared": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 0)),
     "bind_duplicate_block": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 1)),
     "bind_block_shortfall": declared(lambda d: d.requests.new_blocks[0][0].pop() and None),
     "handover_request_mismatch": received(lambda r: r.scheduled.__setitem__("r1", 39)),
@@ -100,8 +104,9 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
 }
 NOT_IN_A_TRACE = {"handover_missing"}
-OF_THE_POOL = {function.rule.reason for family in (POOL_RULES, BOOKS_RULES) for function in family}
-"""Nothing of a plan or a declaration: the pool's own calls, beside a ledger."""
+FAMILIES = (POOL_RULES, BOOKS_RULES, CONTENT_RULES, LIFETIME_RULES, (dummy_table_live,))
+OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in family}
+"""What needs a ledger of the pool beside declarations and plans."""
 
 
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:

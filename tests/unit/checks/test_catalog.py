@@ -7,6 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
+import unit.checks.content_cases
+import unit.checks.guarded_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -14,9 +16,14 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
+from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
+from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.handover import HANDOVER_RULES
+from kvscope.checks.initialized import INITIALIZED_RULES
+from kvscope.checks.lifetime import LIFETIME_RULES
+from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
 from kvscope.checks.row import ROW_RULES
@@ -86,7 +93,21 @@ def test_a_rule_compares_two_objects_or_one_with_an_invariant(rule: Rule) -> Non
 
 
 def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
-    families = (POOL_RULES, BOOKS_RULES, BIND_RULES, HANDOVER_RULES, ROW_RULES, WRITE_RULES, READ_RULES, DUMMY_RULES)
+    families = (
+        POOL_RULES,
+        BOOKS_RULES,
+        BIND_RULES,
+        CONTENT_RULES,
+        LIFETIME_RULES,
+        HANDOVER_RULES,
+        ROW_RULES,
+        WRITE_RULES,
+        READ_RULES,
+        GENERATION_RULES,
+        OWNERSHIP_RULES,
+        INITIALIZED_RULES,
+        DUMMY_RULES,
+    )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))
 

@@ -6,11 +6,11 @@ Nothing in here uses the code under test but its fact types; all loops are over 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvscope.facts.allocator import ALLOC, FREE, TOUCH, PoolOperation
 from kvscope.facts.plans import GroupPlan, Plan
 from kvscope.facts.requests import Declaration, StepRequests
 from kvscope.facts.topology import CHUNKED_LOCAL, FULL_ATTENTION, MLA, SLIDING_WINDOW, Group, Topology
@@ -77,7 +77,10 @@ class Request:
 
 @dataclass
 class World:
-    """``chunk`` is how much of a prompt a step takes at most; with 1 all batches look like decoding."""
+    """``chunk`` is how much of a prompt a step takes at most; with 1 all batches look like decoding.
+
+    ``calls`` is what the pool did for the step that was declared last.
+    """
 
     seed: int
     groups: tuple[Group, ...]
@@ -85,6 +88,7 @@ class World:
     chunk: int = 48
     live: dict[str, Request] = field(default_factory=dict)
     step_number: int = 0
+    calls: list[PoolOperation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -113,6 +117,7 @@ class World:
             preempted=set(),
         )
         self.step_number += 1
+        self.calls = []
         if not decode_only:
             self._end_some(said)
             self._admit_some(said)
@@ -146,15 +151,15 @@ class World:
                 self.waiting[name] = self.live[name].prompt
             else:
                 continue
-            for held in self.live.pop(name).held:
-                self._give_back(held)
+            for index, held in enumerate(self.live.pop(name).held):
+                self._give_back(held[::-1], name, index, "finish" if name in said.finished else "preempt")
 
-    def _leave_window(self, request: Request) -> None:
+    def _leave_window(self, name: str, request: Request) -> None:
         """The managers take back what no query can see any more, and tell nobody."""
         for of, held in zip(self.groups, request.held, strict=True):
             for index in range(min(first_visible(of, request.computed), len(held))):
                 if held[index] != NULL:
-                    self._give_back([held[index]])
+                    self._give_back([held[index]], name, of.group_id, "window")
                     held[index] = NULL
 
     def _admit_some(self, said: StepRequests) -> None:
@@ -162,13 +167,13 @@ class World:
             prompt = self.random.randint(2, 150)
             hit, tables = self._prefix_hit(prompt, said)
             scheduled = self.random.randint(1, min(prompt - hit, self.chunk))
-            grown = self._grow(tables, hit + scheduled)
-            if grown is None:
+            name = f"r{self.names + 1}"
+            if not self._fits(tables, hit + scheduled):
                 continue
-            for table in tables:
-                self._take(block for block in table if block != NULL)
+            for index, table in enumerate(tables):
+                self._take([block for block in table if block != NULL], TOUCH, name, index, table.count(NULL), "hit")
+            grown = self._grow(name, tables, hit + scheduled)
             self.names += 1
-            name = f"r{self.names}"
             told = [table + more for table, more in zip(tables, grown, strict=True)]
             self.live[name] = Request(prompt, told, [list(table) for table in told], hit, hit + scheduled)
             said.new_ids.append(name)
@@ -201,11 +206,10 @@ class World:
         if len(self.free) < 20:  # more than a step can need, so that nothing is taken back in vain
             return
         request.computed = request.declared
-        self._leave_window(request)
+        self._leave_window(name, request)
         left = request.prompt - request.computed
         scheduled = 1 if decode_only or left <= 0 else self.random.randint(1, min(left, self.chunk))
-        grown = self._grow(request.tables, request.computed + scheduled)
-        assert grown is not None
+        grown = self._grow(name, request.tables, request.computed + scheduled)
         for told, held, more in zip(request.tables, request.held, grown, strict=True):
             told.extend(more)
             held.extend(more)
@@ -220,9 +224,9 @@ class World:
             if name in said.preempted or self.random.random() < 0.5:
                 continue
             scheduled = self.random.randint(1, min(prompt, self.chunk))
-            tables = self._grow([[] for _ in self.groups], scheduled)
-            if tables is None:
+            if not self._fits([[] for _ in self.groups], scheduled):
                 continue
+            tables = self._grow(name, [[] for _ in self.groups], scheduled)
             del self.waiting[name]
             self.live[name] = Request(prompt, tables, [list(table) for table in tables], 0, scheduled)
             said.cached_ids.append(name)
@@ -231,32 +235,51 @@ class World:
             said.resumed.add(name)
             said.scheduled[name] = scheduled
 
-    def _grow(self, tables: list[list[int]], tokens: int) -> list[list[int]] | None:
-        """Fresh blocks for each group, now and then one more than needed; None where the pool is too small."""
-        counts = [
-            max(blocks_for(tokens, of.block_size) + (self.random.random() < 0.1) - len(table), 0)
-            for of, table in zip(self.groups, tables, strict=True)
+    def _fits(self, tables: list[list[int]], tokens: int) -> bool:
+        """Whether the pool has the blocks that are missing, and one more for each group."""
+        missing = [
+            blocks_for(tokens, of.block_size) - len(table) for of, table in zip(self.groups, tables, strict=True)
         ]
-        if sum(counts) > len(self.free):
-            return None
+        return sum(missing) + len(missing) <= len(self.free)
+
+    def _grow(self, name: str, tables: list[list[int]], tokens: int) -> list[list[int]]:
+        """Fresh blocks for each group, now and then one more than needed."""
         grown = []
-        for count in counts:
+        for index, (of, table) in enumerate(zip(self.groups, tables, strict=True)):
+            count = max(blocks_for(tokens, of.block_size) + (self.random.random() < 0.1) - len(table), 0)
             taken, self.free = self.free[:count], self.free[count:]
-            self._take(taken)
+            self._take(taken, ALLOC, name, index, len(table), "allocate")
             grown.append(taken)
         return grown
 
-    def _take(self, blocks: Iterable[int]) -> None:
+    def _take(self, blocks: list[int], kind: str, name: str, group_index: int, first: int, cause: str) -> None:
         for block in blocks:
             self.references[block] = self.references.get(block, 0) + 1
+        self._tell(kind, blocks, name, group_index, first, cause)
 
-    def _give_back(self, blocks: list[int]) -> None:
+    def _give_back(self, blocks: list[int], name: str, group_index: int, cause: str) -> None:
+        blocks = [block for block in blocks if block != NULL]
         for block in blocks:
-            if block == NULL:
-                continue
             self.references[block] -= 1
             if not self.references[block]:
                 self.free.insert(self.random.randint(0, len(self.free)), block)
+        self._tell(FREE, blocks, name, group_index, None, cause)
+
+    def _tell(self, kind: str, blocks: list[int], name: str, group_index: int, first: int | None, cause: str) -> None:
+        if blocks:
+            self.calls.append(
+                PoolOperation(
+                    kind=kind,
+                    block_ids=blocks,
+                    step=self.step_number,
+                    scheduling=True,
+                    cause=cause,
+                    request_id=name,
+                    group_id=group_index,
+                    first_index=first,
+                    ref_counts=[self.references[block] for block in blocks],
+                )
+            )
 
     # The runner -------------------------------------------------------------------------------------------------------
 
