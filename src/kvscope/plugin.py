@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
-from .boundary.ledger import OBSERVER, Ledger, Role, Seam
+from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
@@ -44,6 +44,10 @@ class LedgerBook:
 
     def seams_absent(self) -> dict[str, str]:
         return dict(sorted(self._ledger.absent.items()))
+
+    def allocator_faults(self) -> int:
+        """Faults of the block pool's hooks since this process started."""
+        return Hook.allocator_faults
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""

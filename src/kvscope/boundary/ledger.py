@@ -27,12 +27,16 @@ Wrap = Callable[[Original, "Hook"], Original]
 
 
 class Hook:
-    """Calls, faults and own time of one seam in this process."""
+    """Calls, faults and own time of one seam in this process. ``role`` is that of the seam."""
 
-    __slots__ = ("calls", "disabled", "faults", "name", "time_ns")
+    __slots__ = ("calls", "disabled", "faults", "name", "role", "time_ns")
 
-    def __init__(self, name: str) -> None:
+    allocator_faults = 0
+    """Faults of all hooks of the block pool in this process: one is enough for its books to be wrong from then on."""
+
+    def __init__(self, name: str, role: Role = "engine") -> None:
         self.name = name
+        self.role = role
         self.calls = 0
         self.faults = 0
         self.time_ns = 0
@@ -68,6 +72,8 @@ class Hook:
 
     def _fault(self, error: Exception) -> None:
         self.faults += 1
+        if self.role == "allocator":
+            Hook.allocator_faults += 1
         self.disabled = self.faults >= MAX_FAULTS
         if self.faults == 1 or self.disabled:
             consequence = "it is switched off" if self.disabled else f"it is switched off after {MAX_FAULTS} faults"
@@ -171,7 +177,7 @@ class Ledger:
             if load or not seam.when_loaded:
                 self.absent[seam.name] = str(reason)
             return False
-        hook = self.hooks.setdefault(seam.name, Hook(seam.name))
+        hook = self.hooks.setdefault(seam.name, Hook(seam.name, seam.role))
         wrapper = seam.wrap(original, hook)
         setattr(owner, seam.attribute, wrapper)
         self.installed[seam.name] = Installed(seam, owner, original, wrapper)

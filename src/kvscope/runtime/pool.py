@@ -28,6 +28,8 @@ in 640 steps. What goes through the pool's own functions is seen at once; this i
 WALKED_BLOCKS = 4096
 """The free queue is walked, when the audit has come around, if it has no more blocks than this."""
 WALK_EVERY_STEPS = 64
+HOOK_FAULT = "allocator_hook_fault"
+"""Cause under which steps are counted that the pool is not followed in."""
 STATE_EVERY_NS = 10**9
 STATE_BLOCKS, STATE_NEIGHBOURS = 512, 8
 """A finding is accompanied by a kv.state of at most so many blocks, at most once a second."""
@@ -45,13 +47,18 @@ class HostPool(Protocol):
 
 
 class PoolJudge:
-    """The pool's side of an :class:`~kvscope.runtime.engine.EngineJudge`."""
+    """The pool's side of an :class:`~kvscope.runtime.engine.EngineJudge`.
+
+    ``lost`` says why the pool is not followed any more: after a fault of one of its hooks its books would be wrong, and
+    every finding with them. Declarations then say that they do not know what the pool did.
+    """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
         self.ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
         self.legality = Legality(topology, self.ledger, bindings)
         self.host: HostPool | None = None
         self.holds = Holds()
+        self.lost: str | None = None
         self._run = run
         self._operations: list[PoolOperation] = []
         self._operations_before = 0
@@ -62,10 +69,13 @@ class PoolJudge:
         self._audit_at = 0
         self._walk_at = 0
         self._state_due = 0
+        self._faults_before = run.allocator_faults
 
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""
         run, ledger = self._run, self.ledger
+        if self.lost is not None:
+            return
         findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences)
         if findings:  # said now, while the ledger still has what the operation is about to change
             self._report(findings, boundary)
@@ -93,10 +103,16 @@ class PoolJudge:
 
     def about_to_hand_out(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool is going to stop at an assertion, and will not say what it did."""
-        self._report(judge_pool(operation, self.ledger, trace_id, self._run.parts), boundary)
+        if self.lost is None:
+            self._report(judge_pool(operation, self.ledger, trace_id, self._run.parts), boundary)
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
+        if self._run.allocator_faults != self._faults_before and self.lost is None:
+            self.lost = HOOK_FAULT
+        if self.lost is not None:
+            self._run.coverage.skipped["A", self.lost] += 1
+            return
         declaration.operations_before = self._operations_before
         if self._operations:
             declaration.operations, self._operations = self._operations, []
@@ -104,6 +120,8 @@ class PoolJudge:
 
     def declare(self, declaration: Declaration) -> None:
         """The bindings have the declaration."""
+        if self.lost is not None:
+            return
         legality = self.legality
         findings: list[Finding] = []
         if legality.advance(declaration):
@@ -124,6 +142,8 @@ class PoolJudge:
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
+        if self.lost is not None:
+            return
         step = declaration.step
         while self._in_flight and self._in_flight[0].step <= step:
             self._in_flight.popleft()

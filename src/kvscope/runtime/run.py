@@ -48,6 +48,8 @@ class HookBook(Protocol):
 
     def seams_absent(self) -> dict[str, str]: ...
 
+    def allocator_faults(self) -> int: ...
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
@@ -82,6 +84,11 @@ class Run:
         self._folds = FindingFolds()
         self._stream: Stream | None = None
         self._coverage_due = 0.0
+
+    @property
+    def allocator_faults(self) -> int:
+        """Faults of the hooks of the block pool in this process."""
+        return self._hooks.allocator_faults()
 
     @property
     def process(self) -> str:
