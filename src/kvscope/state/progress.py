@@ -16,10 +16,11 @@ _NO_ROWS: Mapping[int, Sequence[int]] = {}
 
 
 class Progress:
-    """``block_sizes`` are those of the groups. The order: :meth:`goes_on`, and where that is False :meth:`set`.
+    """``block_sizes`` are those of the groups. A step is taken over by :meth:`goes_on`, or where that is False by
+    :meth:`set`.
 
-    ``filled`` has, after a step in which the batch goes on, by block size the rows of the batch that fill a block in it,
-    and ``batch`` is whom they belong to.
+    ``filled`` has, after a step in which the batch goes on, by block size the rows of the batch that fill a block in
+    it, and ``batch`` is whom they belong to.
     """
 
     def __init__(self, block_sizes: Iterable[int]) -> None:
@@ -42,6 +43,10 @@ class Progress:
                 return self._next[row]
         return self._ends.get(request_id)
 
+    def end_at(self, row: int) -> int:
+        """Tokens of a row of the batch."""
+        return self._next[row]
+
     def goes_on(self, declaration: Declaration) -> bool:
         """Whether the batch of the step before, which the caller knows to be the same, goes on by one token each.
 
@@ -62,14 +67,16 @@ class Progress:
         self.filled = filled or _NO_ROWS
         return True
 
-    def set(self, request_ids: list[str], starts: Sequence[int], ends: list[int]) -> bool:
-        """Take over a step. Whether a request begins it with more tokens than it had."""
+    def lags(self, request_ids: Sequence[str], starts: Sequence[int]) -> bool:
+        """Whether one of them is about to begin behind what it has."""
         self.leave()
-        known = self._ends
-        has_gap = any(map(gt, starts, map(known.get, request_ids, starts)))
-        known.update(zip(request_ids, ends, strict=True))
+        return any(map(gt, starts, map(self._ends.get, request_ids, starts)))
+
+    def set(self, request_ids: list[str], ends: list[int]) -> None:
+        """Take over a step."""
+        self.leave()
+        self._ends.update(zip(request_ids, ends, strict=True))
         self.batch, self._next = request_ids, ends
-        return has_gap
 
     def correct(self, request_id: str, tokens: int) -> None:
         """The request has fewer tokens than was declared."""

@@ -31,8 +31,15 @@ from vllm.v1.request import Request
 from kvscope.boundary.allocator import PoolReader
 from kvscope.boundary.ledger import Ledger
 from kvscope.boundary.pool_seams import pool_seams
-from kvscope.facts.allocator import PoolOperation
+from kvscope.boundary.results import read_result
+from kvscope.boundary.scheduler import declare
+from kvscope.boundary.topology import read_topology
+from kvscope.facts.allocator import ALLOC, PoolOperation
+from kvscope.facts.requests import Declaration
+from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
+from kvscope.state.fences import Fences
+from kvscope.state.legality import Legality
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 256
@@ -115,21 +122,66 @@ def request(
 
 
 class Follower:
-    """Hears what the pool does, keeps a ledger of it, and holds each operation's own numbers against that."""
+    """Hears what the pool does and what is declared, as EngineCore and a worker do, and finds nothing wrong with it.
 
-    def __init__(self, num_blocks: int) -> None:
-        self.ledger = BlockLedger(num_blocks, 0)
+    Each operation's own numbers are held against the ledger at once.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        topology = read_topology(scheduler.kv_cache_config)
+        self.bindings, self.worker_bindings = Bindings(topology, doubts=True), Bindings(topology)
+        self.legality, self.worker = (
+            Legality(topology, BlockLedger(topology.num_blocks, 0), side)
+            for side in (self.bindings, self.worker_bindings)
+        )
+        self.fences = Fences()
+        self.ledger = self.legality.ledger
         self.heard: list[PoolOperation] = []
         self.seams: list[str] = []
         self.handed_out: list[PoolOperation] = []
         self.errors: list[tuple[str, str]] = []
         self.step = 0
+        self._interval: list[PoolOperation] = []
+        self._scheduling = False
+
+    def begin(self) -> None:
+        self._scheduling = True
+
+    def declare(self, scheduler: Any, output: Any) -> Declaration:
+        self._scheduling = False
+        self.step += 1
+        declaration = declare(scheduler, output, self.step, str(self.step))
+        declaration.operations, self._interval = self._interval, []
+        for operation in declaration.operations:
+            self.worker.take(operation)
+        for bindings, side in ((self.bindings, self.legality), (self.worker_bindings, self.worker)):
+            bindings.apply(declaration.requests)
+            side.advance(declaration)
+            assert (side.stale, side.unwritten, side.gaps, side.shared, side.exceeded) == ({}, [], [], [], [])
+            assert side.aborted == {}
+            assert side.unreleased() == []
+            side.end_finished()
+        self.fences.declare(declaration)
+        return declaration
+
+    def confirm(self, declaration: Declaration, output: Any) -> None:
+        if not declaration.is_empty:
+            self.legality.confirm(declaration, read_result(output))
+            self.fences.returned(declaration.step)
 
     def on_pool(self, operation: PoolOperation, boundary: str) -> None:
-        operation.step = self.step
+        operation.step = self.step + self._scheduling
+        operation.scheduling = self._scheduling
         self.heard.append(operation)
         self.seams.append(boundary)
-        self.ledger.apply(operation, self.step)
+        assert (
+            operation.kind != ALLOC
+            or not operation.reserved
+            or self.fences.blocks.keys().isdisjoint(operation.block_ids)
+        )
+        self.legality.take(operation)
+        self.fences.take(operation)
+        self._interval.append(operation)
         if operation.ref_counts is not None:
             assert self.ledger.references_of(operation.block_ids).tolist() == operation.ref_counts, operation
         if operation.hash_counts is not None:
@@ -161,10 +213,10 @@ class Connector(SupportsHMA):
         more = max(tokens - num_computed_tokens, 0)
         return more, asynchronous and more > 0
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+    def request_finished_all_groups(self, request: Any, _: Any) -> tuple[bool, None]:
         return request.request_id in self.keeps, None
 
-    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+    def get_loaded_kv_cache_group_ids(self, _: Any) -> tuple[int, ...]:
         return ()
 
     def has_pending_block_frees(self) -> bool:
@@ -185,9 +237,9 @@ class Host:
         self.scheduler = scheduler
         self.manager = scheduler.kv_cache_manager
         self.pool = self.manager.block_pool
-        self.follower = Follower(len(self.pool.blocks))
+        self.follower = Follower(scheduler)
         self.reader = PoolReader(self.follower, scheduler)
-        self.outputs: list[tuple[Any, set[str]]] = []
+        self.outputs: list[tuple[Any, set[str], Declaration]] = []
 
     @property
     def heard(self) -> list[PoolOperation]:
@@ -203,16 +255,17 @@ class Host:
 
     def schedule(self) -> Any:
         """The next step is on its way."""
-        self.follower.step += 1
+        self.follower.begin()
         output = self.scheduler.schedule()
+        declaration = self.follower.declare(self.scheduler, output)
         ready = {name for name in output.num_scheduled_tokens if not self.scheduler.requests[name].is_prefill_chunk}
-        self.outputs.append((output, ready))
+        self.outputs.append((output, ready, declaration))
         self.agrees()
         return output
 
     def finish_step(self, sampled: dict[str, list[int]] | None = None, **transfers: Any) -> None:
         """The oldest step on its way is back. ``sampled`` where it is not one token for whoever's prompt is done."""
-        output, ready = self.outputs.pop(0)
+        output, ready, declaration = self.outputs.pop(0)
         names = list(output.num_scheduled_tokens)
         tokens = [(sampled or {}).get(name, [7] if name in ready else []) for name in names]
         result = ModelRunnerOutput(
@@ -221,6 +274,7 @@ class Host:
             sampled_token_ids=tokens,
             kv_connector_output=KVConnectorOutput(**transfers) if transfers else None,
         )
+        self.follower.confirm(declaration, result)
         self.scheduler.update_from_output(output, result)
         self.agrees()
 

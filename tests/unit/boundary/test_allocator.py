@@ -93,7 +93,7 @@ def test_groups_with_blocks_of_different_sizes_are_told_apart() -> None:
     host.step()
     host.add("b", range(60))
     host.step()
-    assert [o.hash_tokens for o in host.of(CACHE) if o.group_id == 0][0] == [32]
+    assert next(o.hash_tokens for o in host.of(CACHE) if o.group_id == 0) == [32]
     assert len(host.blocks_of("b", 0)) == 2
     assert len(host.blocks_of("b", 1)) == 4
 

@@ -97,7 +97,11 @@ class Life:
         """What the connector has to say: some of what it loads is there or failed, and all that it sends is sent."""
         scheduler, is_one_group = self.host.scheduler, len(self.host.reader.managers) == 1
         kept = {r.request_id for r in scheduler.requests.values() if r.is_finished()}
-        loading = [r.request_id for r in scheduler.kv_holding_waiting if r.request_id not in scheduler.finished_recving_kv_req_ids]
+        loading = [
+            r.request_id
+            for r in scheduler.kv_holding_waiting
+            if r.request_id not in scheduler.finished_recving_kv_req_ids
+        ]
         arrived = set(loading[: which % 3 + 1])
         said: dict[str, Any] = {
             "finished_recving": arrived | (kept & self.aborted_loads),
@@ -108,8 +112,12 @@ class Life:
         elif which == 6 and arrived and is_one_group:
             said["invalid_block_ids"] = set(self.host.blocks_of(min(arrived))[-1:])
         elif which == 5 and is_one_group:
-            said["invalid_block_ids"] = {b for r in scheduler.running for b in self.host.blocks_of(r.request_id)[:1]}
+            said["invalid_block_ids"] = self.loaded_in_this_step()
         return said
+
+    def loaded_in_this_step(self) -> set[int]:
+        loads = [o for o in self.host.of(ALLOC) if o.cause == "external" and not o.reserved]
+        return {block for o in loads if o.step == self.host.follower.step for block in o.block_ids}
 
     def end(self) -> None:
         host = self.host
