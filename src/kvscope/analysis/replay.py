@@ -163,12 +163,13 @@ class Replay:
         pool, parts = engine.pool, engine.setup.parts
         last = engine.declared.get(operation.step)
         trace_id = record.trace_id if isinstance(record.trace_id, str) else last[0].trace_id if last else ""
-        findings: list[Finding] = []
         if pool.ledger is not None:
-            findings += judge_pool(operation, pool.ledger, trace_id, parts, in_flight=pool.fences.blocks)
+            self._suspect(engine, judge_pool(operation, pool.ledger, trace_id, parts, in_flight=pool.fences.blocks))
         pool.hear(operation)
         if pool.ledger is not None:
-            findings += judge_settled(operation, pool.ledger, trace_id, parts)
+            self._suspect(engine, judge_settled(operation, pool.ledger, trace_id, parts))
+
+    def _suspect(self, engine: EngineSide, findings: list[Finding]) -> None:
         engine.unproven += [(finding, self._scene(engine, engine, finding)) for finding in findings]
 
     def _prove(self, engine: EngineSide, log: ProcessLog) -> None:

@@ -94,7 +94,6 @@ class Legality:
         False: there is nothing for the rules to look at. The same requests go on by one token each and have all that
         they need for it, and the pool did nothing.
         """
-        self.step = declaration.step
         self.interval, taken = self._taken or (), self._taken
         if taken:
             self._taken = []
@@ -102,6 +101,7 @@ class Legality:
             self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
         requests = declaration.requests
         if requests.scheduled:
+            self.step = declaration.step
             self._on_their_way.append((declaration.step, requests.scheduled))
         if (
             self._bindings.went_on

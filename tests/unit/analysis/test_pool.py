@@ -283,6 +283,18 @@ def test_replay_finds_in_the_pool_what_was_found_live(tmp_path: Path, reason: st
     assert (verdict.word, verdict.agree) == (FINDINGS, True)
 
 
+def test_what_surrounds_a_wrong_call_is_what_it_found_and_not_what_it_left(tmp_path: Path) -> None:
+    builder = TraceBuilder(tmp_path / "run", observe_pool=True)
+    CALLS["alloc_live_block"](builder)
+    history = next(
+        folded.scene.history
+        for folded in replayed(builder.close()).findings.folded()
+        if folded.first.reason == "alloc_live_block" and folded.scene is not None
+    )
+    assert history is not None
+    assert (history.generation, history.allocated_for, history.references) == (1, "r1", 1)
+
+
 def test_a_finding_behind_the_last_declaration_counts_if_nothing_is_missing(tmp_path: Path) -> None:
     """Action raise stops an engine right there."""
     builder = TraceBuilder(tmp_path / "run", observe_pool=True)

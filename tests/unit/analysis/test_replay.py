@@ -16,7 +16,10 @@ from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.dummy import dummy_table_live
+from kvscope.checks.generation import GENERATION_RULES
+from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
+from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
@@ -104,7 +107,16 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
 }
 NOT_IN_A_TRACE = {"handover_missing"}
-FAMILIES = (POOL_RULES, BOOKS_RULES, CONTENT_RULES, LIFETIME_RULES, (dummy_table_live,))
+FAMILIES = (
+    POOL_RULES,
+    BOOKS_RULES,
+    CONTENT_RULES,
+    LIFETIME_RULES,
+    GENERATION_RULES,
+    OWNERSHIP_RULES,
+    INITIALIZED_RULES,
+    (dummy_table_live,),
+)
 OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in family}
 """What needs a ledger of the pool beside declarations and plans."""
 

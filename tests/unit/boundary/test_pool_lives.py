@@ -54,44 +54,62 @@ class Life:
         self.count = 0
 
     def act(self, what: str, which: int, size: int) -> None:
-        host = self.host
-        names = list(host.scheduler.requests)
-        if what == "add" and len(names) < 8:
-            self.count += 1
-            name = f"r{self.count}"
-            if self.connector is not None:
-                if which % 4 < 2:
-                    tokens = min(16 * which, size if which % 2 else (size - 1) // 16 * 16)
-                    self.connector.elsewhere[name] = (tokens, bool(which % 2))
-                if which % 3 == 0:
-                    self.connector.keeps.add(name)
-            host.add(name, PREFIXES[which % 3][:size], max_tokens=1 + which * 5, **self.more)
-        elif what == "step":
-            host.step()
-        elif what == "remote" and self.connector is not None:
-            host.schedule()
-            while len(host.outputs) > 1:
-                host.finish_step()
-            host.finish_step(**self.transfers(which))
-        elif what == "overlap" and len(host.outputs) < 2:
-            host.schedule()
-        elif what == "abort" and names:
+        getattr(self, what)(which, size)
+        self.host.agrees()
+
+    def add(self, which: int, size: int) -> None:
+        if len(self.host.scheduler.requests) == 8:
+            return
+        self.count += 1
+        name = f"r{self.count}"
+        if self.connector is not None:
+            if which % 4 < 2:
+                tokens = min(16 * which, size if which % 2 else (size - 1) // 16 * 16)
+                self.connector.elsewhere[name] = (tokens, bool(which % 2))
+            if which % 3 == 0:
+                self.connector.keeps.add(name)
+        self.host.add(name, PREFIXES[which % 3][:size], max_tokens=1 + which * 5, **self.more)
+
+    def step(self, *_: int) -> None:
+        self.host.step()
+
+    def overlap(self, *_: int) -> None:
+        if len(self.host.outputs) < 2:
+            self.host.schedule()
+
+    def remote(self, which: int, _: int) -> None:
+        if self.connector is None:
+            return
+        self.host.schedule()
+        while len(self.host.outputs) > 1:
+            self.host.finish_step()
+        self.host.finish_step(**self.transfers(which))
+
+    def abort(self, which: int, _: int) -> None:
+        scheduler = self.host.scheduler
+        names = list(scheduler.requests)
+        if names:
             name = names[which % len(names)]
-            if host.scheduler.requests[name].status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if scheduler.requests[name].status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 self.aborted_loads.add(name)
-            host.scheduler.finish_requests(name, ABORTED)
-        elif what == "reset":
-            with contextlib.suppress(RuntimeError):  # of the host, where a connector or a deferred free has blocks
-                host.scheduler.reset_prefix_cache(reset_running_requests=which == 0 and not self.pinned)
-        elif what == "evict":
-            host.manager.evict_blocks({which + 1, which + 2})
-        elif what == "pin" and which < 4:
-            blocks = [b for b in map(host.pool.blocks.__getitem__, range(1, 4 + which)) if b.ref_cnt > 0]
-            host.pool.touch(blocks)
+            scheduler.finish_requests(name, ABORTED)
+
+    def reset(self, which: int, _: int) -> None:
+        with contextlib.suppress(RuntimeError):  # of the host, where a connector or a deferred free has blocks
+            self.host.scheduler.reset_prefix_cache(reset_running_requests=which == 0 and not self.pinned)
+
+    def evict(self, which: int, _: int) -> None:
+        self.host.manager.evict_blocks({which + 1, which + 2})
+
+    def pin(self, which: int, _: int) -> None:
+        """Somebody else takes references to blocks that are in use, or gives back what he took first."""
+        pool = self.host.pool
+        if which < 4:
+            blocks = [block for block in pool.blocks[1 : 4 + which] if block.ref_cnt > 0]
+            pool.touch(blocks)
             self.pinned.append(blocks)
-        elif what == "pin" and self.pinned:
-            host.pool.free_blocks(iter(self.pinned.pop(0)))
-        host.agrees()
+        elif self.pinned:
+            pool.free_blocks(iter(self.pinned.pop(0)))
 
     def transfers(self, which: int) -> dict[str, Any]:
         """What the connector has to say: some of what it loads is there or failed, and all that it sends is sent."""

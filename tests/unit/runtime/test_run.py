@@ -91,7 +91,7 @@ def test_the_first_record_says_what_is_on_and_what_is_not(tmp_path: Path) -> Non
     assert ("C3", "kv_guard_config is off", None) in inactive
     assert ("plan", "context_parallel", None) in inactive
     assert ("plan", "semantics:mamba", 1) in inactive
-    assert {check for check, cause, _ in inactive if cause == NOT_DELIVERED} == {"C2", "T"}
+    assert {check for check, cause, _ in inactive if cause == NOT_DELIVERED} == {"T"}
     assert [said["kind"] for said in enabled["groups"]] == ["full_attention", "mamba"]
     assert enabled["configuration"]["kv_trace"]["action"] == "raise"
 
