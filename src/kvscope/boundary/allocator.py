@@ -9,6 +9,7 @@ Source (0.32): ``vllm/v1/core/block_pool.py``, ``vllm/v1/core/kv_cache_manager.p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,13 +21,16 @@ READER = "_kvscope_pool"
 
 Scope = tuple[str, str | None]
 NOBODY: Scope = (facts.CAUSE_UNKNOWN, None)
+MOST_POPPED = 4096
+"""So many given up tables are remembered; a table beyond that is released in nobody's name."""
 
 
 class PoolReader:
     """Makes operations out of the calls of ``KVCacheManager.block_pool``, and tells ``observer`` in their order.
 
     ``scope`` is why the pool is called and for whom. Inside of ``allocate_slots`` what came to the request waits in
-    ``waiting`` until its place in the tables is known; ``starts`` are the lengths of the tables before.
+    ``waiting`` until its place in the tables is known; ``starts`` are the lengths of the tables before. ``popped`` has
+    the tables that were given up and not released yet, in their order (``Scheduler.deferred_frees``).
     """
 
     def __init__(self, observer: Any, scheduler: Any) -> None:
@@ -38,12 +42,17 @@ class PoolReader:
         self.allocating: Any = None
         self.waiting: list[PoolOperation] = []
         self.starts: list[int] = []
-        self.popped: dict[int, str] = {}
+        self.partial: tuple[Any, int] = (None, 0)
+        self.popped: deque[tuple[list[int], str]] = deque(maxlen=MOST_POPPED)
         for host in (self.pool, self.pool.free_block_queue, manager, scheduler, *self.managers):
             setattr(host, READER, self)
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self.observer.on_native_error(boundary, error_type)
+
+    def has(self, block: Any) -> bool:
+        """Whether this pool counts the references of a block: a manager may have blocks of another pool."""
+        return not block.is_null and (block.pool is None or block.pool is self.pool)
 
     # What waits -------------------------------------------------------------------------------------------------------
 
@@ -68,7 +77,7 @@ class PoolReader:
         places: dict[int, tuple[int, int]] = {}
         for group_id, (manager, start) in enumerate(zip(self.managers, starts, strict=False)):
             for index, block in enumerate(manager.req_to_blocks.get(request_id, ())[start:], start):
-                if not block.is_null:
+                if self.has(block):
                     places[block.block_id] = (group_id, index)
         for operation in waiting:
             if operation.kind not in {facts.ALLOC, facts.TOUCH} or operation.request_id is None:
@@ -79,6 +88,8 @@ class PoolReader:
                     size = self.managers[part.group_id].block_size
                     if part.first_index * size < external_tokens:
                         part.cause, part.reserved = facts.CAUSE_EXTERNAL, delayed
+                elif part.kind == facts.ALLOC:  # the copy that MambaManager takes for the prefix cache
+                    part.cause, part.request_id = facts.CAUSE_COPY, None
                 self.observer.on_pool(part, "allocate_slots")
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -90,7 +101,7 @@ class PoolReader:
 
     def table_operations(self, kind: str, request_id: str, cause: str) -> PoolOperation | None:
         """An operation on everything that a request has in its tables, None if that is nothing."""
-        blocks = [b for m in self.managers for b in m.req_to_blocks.get(request_id, ()) if not b.is_null]
+        blocks = [b for m in self.managers for b in m.req_to_blocks.get(request_id, ()) if self.has(b)]
         if not blocks:
             return None
         return PoolOperation(
@@ -124,9 +135,10 @@ class PoolReader:
 
     def tables(self) -> dict[str, list[list[int]]]:
         """Block ids of all requests that the managers know, one list a group, null blocks included."""
-        requests = dict.fromkeys(r for manager in self.managers for r in manager.req_to_blocks)
+        requests, null = dict.fromkeys(r for m in self.managers for r in m.req_to_blocks), self.pool.null_block.block_id
         return {
-            r: [[b.block_id for b in manager.req_to_blocks.get(r, ())] for manager in self.managers] for r in requests
+            r: [[b.block_id if self.has(b) else null for b in m.req_to_blocks.get(r, ())] for m in self.managers]
+            for r in requests
         }
 
 
@@ -226,20 +238,20 @@ def _cow_arguments(request_id: str, block_idx: int, source_block: Any, cow_block
 
 
 def after_free_blocks(reader: PoolReader, pool: Any, blocks: list[Any], kwargs: Any) -> None:
-    # The null block's count means nothing, and blocks of another pool are handed on to it.
-    blocks = [block for block in blocks if not block.is_null and (block.pool is None or block.pool is pool)]
+    blocks = [block for block in blocks if reader.has(block)]  # blocks of another pool are handed on to it
     if not blocks:
         return
     if reader.waiting:
         reader.settle()
+    block_ids = [block.block_id for block in blocks]
     cause, request_id = reader.scope
     if reader.allocating is not None:
         cause, request_id = facts.CAUSE_WINDOW, reader.allocating.request_id
-    elif reader.popped:
-        request_id = _popped_by(reader, blocks, request_id)
+    elif cause == facts.CAUSE_DEFERRED:
+        cause, request_id = _deferred(reader, block_ids)
     operation = PoolOperation(
         kind=facts.FREE,
-        block_ids=[block.block_id for block in blocks],
+        block_ids=block_ids,
         cause=cause,
         request_id=request_id,
         ref_counts=[block.ref_cnt for block in blocks],
@@ -247,13 +259,14 @@ def after_free_blocks(reader: PoolReader, pool: Any, blocks: list[Any], kwargs: 
     reader.observer.on_pool(operation, "free_blocks")
 
 
-def _popped_by(reader: PoolReader, blocks: list[Any], request_id: str | None) -> str | None:
-    """Who gave the blocks up before they were released: one deferred free is about one request."""
-    owner = reader.popped.get(blocks[0].block_id) if reader.scope[0] == facts.CAUSE_DEFERRED else None
-    for block in blocks:
-        if block.ref_cnt <= 0:
-            reader.popped.pop(block.block_id, None)
-    return request_id if owner is None else owner
+def _deferred(reader: PoolReader, block_ids: list[int]) -> Scope:
+    """Whose deferred release this is: a table that was given up, from its end, or else both ends of copies."""
+    table = block_ids[::-1]
+    for position, (popped, request_id) in enumerate(reader.popped):
+        if popped == table:
+            del reader.popped[position]
+            return facts.CAUSE_DEFERRED, request_id
+    return facts.CAUSE_COPY, None
 
 
 def after_unpin_blocks(reader: PoolReader, pool: Any, blocks: list[Any], kwargs: Any) -> None:
@@ -291,9 +304,15 @@ def _cache_arguments(
     return request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
 
 
+def before_cache_partial_block(reader: PoolReader, pool: Any, args: Any, kwargs: Any) -> None:
+    _, block, _, _ = _partial_arguments(*args, **kwargs)
+    reader.partial = block.block_hash, reader.hashes_of(block)
+
+
 def after_cache_partial_block(reader: PoolReader, pool: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """``FullAttentionManager.cache_blocks`` says the same of the end of a prompt in every step that follows."""
     request, block, block_size, group_id = _partial_arguments(*args, **kwargs)
-    if not block.is_null:
+    if not block.is_null and reader.partial != (block.block_hash, reader.hashes_of(block)):
         tokens = (block.block_hash_num_tokens or 0) % block_size or block_size
         reader.come(_cached(reader, [block], request.request_id, group_id, [tokens]), "cache_partial_block")
 

@@ -26,17 +26,19 @@ _ALLOCATE_SLOTS = (
 
 def enter_allocate_slots(reader: PoolReader, manager: Any, args: Any, kwargs: Any) -> Any:
     reader.allocating = args[0] if args else kwargs["request"]
-    return reader, args, kwargs
+    return args, kwargs
 
 
 def leave_allocate_slots(reader: PoolReader, entered: Any) -> None:
-    if reader.waiting:
-        _, args, kwargs = entered
-        named = dict(zip(_ALLOCATE_SLOTS, args, strict=False)) | kwargs
-        external = named.get("num_external_computed_tokens", 0)
-        computed = reader.allocating.num_computed_tokens + named.get("num_new_computed_tokens", 0)
-        reader.settle(computed + external if external else 0, delayed=bool(named.get("delay_cache_blocks", False)))
-    reader.allocating = None
+    try:
+        if reader.waiting:
+            args, kwargs = entered
+            named = dict(zip(_ALLOCATE_SLOTS, args, strict=False)) | kwargs
+            external = named.get("num_external_computed_tokens", 0)
+            computed = reader.allocating.num_computed_tokens + named.get("num_new_computed_tokens", 0)
+            reader.settle(computed + external if external else 0, delayed=bool(named.get("delay_cache_blocks", False)))
+    finally:
+        reader.allocating = None
 
 
 # Blocks go ------------------------------------------------------------------------------------------------------------
@@ -44,14 +46,15 @@ def leave_allocate_slots(reader: PoolReader, entered: Any) -> None:
 
 def after_pop_blocks(reader: PoolReader, manager: Any, args: Any, kwargs: Any, blocks: Any) -> None:
     """The request's table is given up, and its blocks are released by a later step."""
-    blocks = [block for block in blocks if not block.is_null]
+    blocks = [block for block in blocks if reader.has(block)]
     if not blocks:
         return
     request_id = (args[0] if args else kwargs["request"]).request_id
-    reader.popped.update((block.block_id, request_id) for block in blocks)
+    block_ids = [block.block_id for block in blocks]
+    reader.popped.append((block_ids, request_id))
     operation = PoolOperation(
         kind=facts.HOLD,
-        block_ids=[block.block_id for block in blocks],
+        block_ids=list(block_ids),
         cause=facts.CAUSE_DEFERRED,
         request_id=request_id,
         ref_counts=[block.ref_cnt for block in blocks],
@@ -131,7 +134,7 @@ def enter_loaded(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> 
         placed = [
             (block.block_id, min(max(request.num_computed_tokens - index * size, 0), size))
             for index, block in enumerate(manager.req_to_blocks.get(request.request_id, ()))
-            if not block.is_null
+            if reader.has(block)
         ]
         if placed:
             operation = PoolOperation(

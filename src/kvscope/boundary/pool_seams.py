@@ -60,7 +60,9 @@ def _calls() -> tuple[Seam, ...]:
         _seam(
             "pool.cache_partial",
             f"{_POOL}.cache_partial_block",
-            _after(allocator.after_cache_partial_block),
+            around(
+                before=allocator.before_cache_partial_block, after=allocator.after_cache_partial_block, carrier=READER
+            ),
             "hashes of parts of blocks",
             "hits of parts of blocks are not judged",
             needs=("request", "block", "kv_cache_group_id", "block_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -63,8 +64,8 @@ def scoped(enter: Callable[..., Any], leave: Callable[[Any, Any], None], *, carr
     """Wrap a method that others are called from, so that they know on whose behalf.
 
     ``enter(reader, self, args, kwargs)`` runs ahead of the host, and ``leave(reader, what enter returned)`` when it is
-    through, by whichever way. ``carrier`` is the attribute by which the host object has its reader. Some of these run
-    for every request of every step: the two are not timed, what they lead to is.
+    through, by whichever way; not if ``enter`` failed. ``carrier`` is the attribute by which the host object has its
+    reader. Some of these run for every request of every step: the two are not timed, what they lead to is.
     """
 
     def wrap(original: Original, hook: Hook) -> Original:
@@ -74,9 +75,9 @@ def scoped(enter: Callable[..., Any], leave: Callable[[Any, Any], None], *, carr
             if reader is None or hook.disabled:
                 return original(self, *args, **kwargs)
             hook.calls += 1
-            entered = None
+            entered, is_inside = None, False
             try:
-                entered = enter(reader, self, args, kwargs)
+                entered, is_inside = enter(reader, self, args, kwargs), True
             except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
                 hook.caught(error)
             try:
@@ -85,10 +86,11 @@ def scoped(enter: Callable[..., Any], leave: Callable[[Any, Any], None], *, carr
                 hook.native_error(reader, error)
                 raise
             finally:
-                try:
-                    leave(reader, entered)
-                except Exception as error:  # noqa: BLE001 - fenced, as above
-                    hook.caught(error)
+                if is_inside:
+                    try:
+                        leave(reader, entered)
+                    except Exception as error:  # noqa: BLE001 - fenced, as above
+                        hook.caught(error)
 
         return wrapper
 
@@ -102,14 +104,16 @@ def listing(after: After, *, carrier: str) -> Wrap:
     """
 
     def wrap(original: Original, hook: Hook) -> Original:
+        name = next(iter(list(inspect.signature(original).parameters)[1:]), "")
+
         @functools.wraps(original)
-        def wrapper(self: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
             reader = getattr(self, carrier, None)
-            if reader is None or hook.disabled:
-                return original(self, items, *args, **kwargs)
-            items = list(items)
+            if reader is None or hook.disabled or not (args or name in kwargs):
+                return original(self, *args, **kwargs)
+            items = list(args[0] if args else kwargs.pop(name))
             try:
-                result = original(self, items, *args, **kwargs)
+                result = original(self, items, *args[1:], **kwargs)
             except BaseException as error:
                 hook.native_error(reader, error)
                 raise

@@ -4,7 +4,6 @@ that holds the ledger against the pool itself, a piece at a time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Protocol
@@ -17,6 +16,7 @@ from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
+from ..state.fences import Fences
 from ..state.holds import Holds
 from ..state.legality import Legality
 from .run import Run
@@ -62,8 +62,7 @@ class PoolJudge:
         self._run = run
         self._operations: list[PoolOperation] = []
         self._operations_before = 0
-        self._in_flight: deque[Declaration] = deque()
-        self._fences: dict[int, int] = {}
+        self._fences = Fences()
         self._last_returned = 0
         self._audit_in = AUDIT_EVERY_STEPS
         self._audit_at = 0
@@ -76,7 +75,7 @@ class PoolJudge:
         run, ledger = self._run, self.ledger
         if self.lost is not None:
             return
-        findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences)
+        findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences.blocks)
         if findings:  # said now, while the ledger still has what the operation is about to change
             self._report(findings, boundary)
         self.legality.take(operation)
@@ -84,8 +83,7 @@ class PoolJudge:
             operation.generations = ledger.generation_of(operation.block_ids).tolist()
         self._report(judge_settled(operation, ledger, trace_id, run.parts), boundary)
         self._operations.append(operation)
-        if operation.kind == facts.FREE:
-            self._fence(operation)
+        self._fences.take(operation)
         if operation.kind in {facts.FREE, facts.HOLD}:
             self.holds.take(operation, ledger, monotonic_ns())
         run.coverage.pool_operations += 1
@@ -127,8 +125,7 @@ class PoolJudge:
         if legality.advance(declaration):
             findings = judge_content(declaration, legality, self._run.parts)
             legality.end_finished()
-        if declaration.total_num_scheduled_tokens:
-            self._in_flight.append(declaration)
+        self._fences.declare(declaration)
         self._audit_in -= 1
         if self._audit_in <= 0 and self.host is not None:
             self._audit_in = AUDIT_EVERY_STEPS
@@ -145,19 +142,9 @@ class PoolJudge:
         if self.lost is not None:
             return
         step = declaration.step
-        while self._in_flight and self._in_flight[0].step <= step:
-            self._in_flight.popleft()
+        self._fences.returned(step)
         self._last_returned = step
-        if self._fences and not self._in_flight:
-            self._fences.clear()
         self.legality.confirm(declaration, result)
-
-    def _fence(self, operation: PoolOperation) -> None:
-        """Note the blocks that a step on its way may still touch, though they have been released."""
-        request_id = operation.request_id
-        last = next((d.step for d in reversed(self._in_flight) if request_id in d.requests.scheduled), None)
-        if last is not None:
-            self._fences.update(dict.fromkeys(operation.block_ids, last))
 
     def _audit(self, host: HostPool, declaration: Declaration) -> list[Finding]:
         """Hold the next piece of the ledger against the pool. No operation is under way when a step is declared."""

@@ -77,7 +77,8 @@ def compare_aliases(tables: HostTables, ref_counts: Counts, *, first: int, null:
     references = np.asarray(ref_counts, np.int64)
     inside = (blocks >= first) & (blocks < first + len(references)) & (blocks != null)
     owners = np.bincount(blocks[inside] - first, minlength=len(references))
-    for offset in np.flatnonzero(owners > references).tolist():
+    # A count below zero is another fault, and that of the null block goes there by itself.
+    for offset in np.flatnonzero(owners > np.maximum(references, 0)).tolist():
         yield Difference(kind=ALIASED, block_id=first + offset, ours=int(owners[offset]), host=int(references[offset]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..facts.allocator import FREE, PoolOperation
+from ..facts.allocator import CAUSE_WINDOW, FREE, PoolOperation
 from ..facts.requests import Declaration
 
 
@@ -25,10 +25,16 @@ class Fences:
             self._in_flight.append(declaration)
 
     def take(self, operation: PoolOperation) -> None:
-        """The pool has done something."""
-        if operation.kind != FREE:
+        """The pool has done something.
+
+        What leaves an attention window is released when no step on its way can see it any more
+        (``KVCacheManager.allocate_slots``, which counts processed tokens).
+        """
+        if operation.kind != FREE or operation.cause == CAUSE_WINDOW:
             return
         request_id = operation.request_id
+        if request_id is None:
+            return
         last = next((d.step for d in reversed(self._in_flight) if request_id in d.requests.scheduled), None)
         if last is not None:
             self.blocks.update(dict.fromkeys(operation.block_ids, last))
@@ -37,5 +43,5 @@ class Fences:
         """The result of a step is there, and with it all before it are over."""
         while self._in_flight and self._in_flight[0].step <= step:
             self._in_flight.popleft()
-        if self.blocks and not self._in_flight:
-            self.blocks.clear()
+        if self.blocks and min(self.blocks.values()) <= step:
+            self.blocks = {block: last for block, last in self.blocks.items() if last > step}

@@ -10,9 +10,10 @@ from its number of tokens, and is put into the ledger when somebody is about to 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from operator import add, floordiv, gt, mod
+from operator import add, floordiv
 
 import numpy as np
 
@@ -20,13 +21,20 @@ from ..facts import allocator as facts
 from ..facts.allocator import PoolOperation
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Group, Topology
-from .bindings import Bindings
+from .bindings import Bindings, Table
 from .blocks import BlockLedger
-from .illegal import Exceeded, SharedWrite, Unwritten, lacking
+from .doubts import Exceeded, SharedWrite, Unwritten, unwritten_from
+from .progress import Progress
+from .releases import Releases
 from .visibility import first_visible_block
 
+__all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
+
 _REMEMBERED_ABORTED = 4096
-_NOT_A_REQUESTS = frozenset({facts.CAUSE_DEFERRED, facts.CAUSE_COPY, facts.CAUSE_PIN, facts.CAUSE_UNPIN})
+_REMEMBERED_STEPS = 64
+_NOTHING: frozenset[int] = frozenset()
+_FLUSHES = frozenset({facts.FREE, facts.HOLD, facts.CACHE})
+_OF_RUNNING_REQUESTS = frozenset({facts.ALLOC, facts.CACHE})
 
 
 class Legality:
@@ -49,21 +57,20 @@ class Legality:
         self.gaps: list[Unwritten] = []
         self.shared: list[SharedWrite] = []
         self.exceeded: list[Exceeded] = []
-        self.interval: list[PoolOperation] = []
+        self.interval: Sequence[PoolOperation] = ()
         self.aborted: dict[int, int] = {}
         self._bindings = bindings
         self._groups: list[tuple[int, Group]] = [(i, g) for i, g in enumerate(topology.groups) if g.judged]
         self.block_sizes = {index: group.block_size for index, group in self._groups}
-        self._ends: dict[str, int] = {}
-        self._flushed: dict[str, int] = {}
+        self._progress = Progress(self.block_sizes.values())
+        self._releases = Releases(self._groups, ledger, bindings, self._progress)
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
         self._finished: Collection[str] = ()
         self._returned = 0
-        self._ids: list[str] = []
-        self._next: list[int] = []
-        self._quiet_steps = 0
-        self._unsettled = 0
+        self._on_their_way: deque[tuple[int, dict[str, int]]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._tables: list[Table] | None = None
+        self._is_forgiven = False
 
     def loaded_tokens(self, request_id: str) -> int:
         """How many tokens a receive has brought to a request, from its first one on."""
@@ -76,84 +83,68 @@ class Legality:
 
     def take(self, operation: PoolOperation) -> None:
         """Take over one operation of the pool, before the declaration that it led to is bound."""
-        if operation.request_id is not None and operation.kind in {facts.FREE, facts.HOLD, facts.CACHE}:
+        if operation.request_id is not None and operation.kind in _FLUSHES:
             self.flush(operation.request_id)
-        self.ledger.apply(operation, operation.step)
+        self._releases.apply(operation)
         self._taken.append(operation)
 
     def advance(self, declaration: Declaration) -> bool:
         """Take over a declaration that the bindings have just taken over.
 
-        False: there is nothing for the rules to look at. The same requests go on by one token each, none of them fills
-        a block, and the pool did nothing; of such a step only its number is noted.
+        False: there is nothing for the rules to look at. The same requests go on by one token each and have all that
+        they need for it, and the pool did nothing.
         """
+        self.interval, taken = self._taken or (), self._taken
+        if taken:
+            self._taken = []
+        if self.unwritten or self.gaps or self.shared or self.exceeded:
+            self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
         requests = declaration.requests
-        self.step = declaration.step if declaration.total_num_scheduled_tokens else self.step
+        if requests.scheduled:
+            self.step = declaration.step
+            self._on_their_way.append((declaration.step, requests.scheduled))
         if (
-            self._quiet_steps > 1
-            and self._bindings.went_on
-            and not self._taken
-            and requests.cached_computed == self._next
-            and declaration.total_num_scheduled_tokens == len(self._next)
+            self._bindings.went_on
+            and not (taken and any(o.kind not in _OF_RUNNING_REQUESTS for o in taken))
             and not (declaration.copies or declaration.zero_blocks)
+            and self._progress.goes_on(declaration)
         ):
-            self._quiet_steps -= 1
-            self._unsettled += 1
-            self._next = list(map(add, self._next, repeat(1)))
-            return bool(self.stale)
-        self._settle()
+            if self._progress.filled:
+                self._declare_filled(declaration.step)
+            return bool(taken or self.stale or self.exceeded or self.aborted)
         self._advance(declaration)
         return True
 
-    def _settle(self) -> None:
-        """Note how far the requests of the quiet steps have come."""
-        if self._unsettled:
-            self._unsettled = 0
-            self._ends.update(zip(self._ids, self._next, strict=True))
-
     def _advance(self, declaration: Declaration) -> None:
-        requests = declaration.requests
-        self.interval, self._taken = self._taken, []
-        if self.unwritten or self.gaps or self.shared or self.exceeded:
-            self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
-        fresh: Collection[str] = [*requests.new_ids, *requests.resumed] if requests.new_ids or requests.resumed else ()
-        self._finished = requests.finished
-        for request_id in (*requests.finished, *requests.preempted, *fresh):
-            self._ends.pop(request_id, None)
-            self._flushed.pop(request_id, None)
-            self.stale.pop(request_id, None)
-        if self.interval:
-            self._note_releases(fresh)
-            self._note_loads()
+        requests, self._tables = declaration.requests, None
+        fresh: Collection[str] = {*requests.new_ids, *requests.resumed} if requests.new_ids or requests.resumed else ()
+        self._finished = [r for r in requests.finished if r not in fresh] if fresh else requests.finished
+        for request_id in requests.preempted:
+            self._loaded.pop(request_id, None)
+        if not self._is_forgiven and self.interval:
+            for request_id, blocks in self._releases.still_used(self.interval, requests, fresh):
+                self.stale.setdefault(request_id, {}).update(blocks)
+        self._is_forgiven = False
+        if requests.finished or requests.preempted or fresh:
+            gone = (*requests.finished, *requests.preempted, *fresh)
+            self._progress.forget(gone)
+            for request_id in gone:
+                self.stale.pop(request_id, None)
+        self._note_loads()
         for source, destination in declaration.copies or ():
-            self.ledger.declare_written([destination], self.ledger.written_of([source])[0], declaration.step)
+            self._copy(source, destination, declaration.step)
+        tails = dict(self._tails(requests)) if fresh else {}
         if requests.scheduled:
             self._declare(requests, declaration.step)
         if fresh:
-            self._examine(requests, fresh)
-        self._expect(declaration)
-
-    def _expect(self, declaration: Declaration) -> None:
-        """Work out for how many steps the same requests could go on without filling a block."""
-        requests = declaration.requests
-        self._quiet_steps = 0
-        if len(requests.scheduled) != declaration.total_num_scheduled_tokens or not requests.scheduled:
-            return
-        self._ids = [*requests.cached_ids, *requests.new_ids]
-        self._next = list(map(self._ends.__getitem__, self._ids))
-        if self.unwritten or self.gaps or self.shared or self.exceeded:
-            return  # they are about this step, and no other may go by with them
-        left = [
-            size - max(map(mod, self._next, repeat(size))) for size in {group.block_size for _, group in self._groups}
-        ]
-        self._quiet_steps = min(left, default=0)
+            self._examine(requests, tails)
 
     def forgive(self) -> None:
-        """A step passed unseen, and what it wrote: everything in use counts as written from here on."""
-        self._settle()
-        self._quiet_steps = 0
-        self._ends.clear()
-        self._flushed.clear()
+        """A step passed unseen, and what it wrote: everything in use counts as written from here on, and what was
+        released until the next declaration may belong to requests that were said to be over.
+        """
+        self._progress.clear()
+        self._is_forgiven = True
         self.ledger.assume_written()
 
     def end_finished(self) -> None:
@@ -171,32 +162,30 @@ class Legality:
         """The result of a step has come, and those of the steps before it will not come any more."""
         ledger, step = self.ledger, declaration.step
         self._returned = step
-        if not ledger.is_pending:
-            return
-        for lost in [earlier for earlier in ledger.pending_steps if earlier < step]:
-            self._abandon(lost)
-        ledger.confirm(step)
+        while self._on_their_way and self._on_their_way[0][0] <= step:
+            self._on_their_way.popleft()
+        if ledger.is_pending:
+            for lost in [earlier for earlier in ledger.pending_steps if earlier < step]:
+                self._abandon(lost)
+            ledger.confirm(step)
         if declaration.spec_tokens and result is not None:
             self._roll_back_rejected(declaration, result)
 
     def flush(self, request_id: str) -> None:
         """Put into the ledger what the request has written of its last block."""
-        self._settle()
-        end = self._ends.get(request_id)
-        if end is None or self._flushed.get(request_id) == end:
+        end, bound = self._progress.end_of(request_id), self._bindings.table_of(request_id)
+        if end is None or bound is None:
             return
-        self._flushed[request_id] = end
-        bound = self._bindings.table_of(request_id)
-        if bound is None:
-            return
+        step = next((s for s, scheduled in reversed(self._on_their_way) if request_id in scheduled), None)
         for group_index, group in self._groups:
             index, filled = divmod(end, group.block_size)
             blocks = bound.blocks[group_index]
-            if filled and index < len(blocks):
-                if self.step > self._returned:
-                    self.ledger.declare_written([blocks[index]], [filled], self.step)
-                else:
-                    self.ledger.confirm_block(blocks[index], filled, self.step)
+            if not filled or index >= len(blocks):
+                continue
+            if step is not None:
+                self.ledger.declare_written([blocks[index]], [filled], step)
+            else:
+                self.ledger.confirm_block(blocks[index], filled, self._returned)
 
     # What a step writes -----------------------------------------------------------------------------------------------
 
@@ -205,11 +194,10 @@ class Legality:
         ids, starts = requests.cached_ids, requests.cached_computed
         if requests.new_ids:
             ids, starts = [*ids, *requests.new_ids], [*starts, *requests.new_computed]
-        counts = map(requests.scheduled.get, ids, repeat(0))
-        ends = list(map(add, starts, counts))
-        if any(map(gt, starts, map(self._ends.get, ids, starts))):
+        ends = list(map(add, starts, map(requests.scheduled.get, ids, repeat(0))))
+        if self._progress.lags(ids, starts):
             self._note_gaps(ids, starts)
-        self._ends.update(zip(ids, ends, strict=True))
+        self._progress.set(ids, ends)
         tables = self._bindings.bound(ids)
         if tables is None:
             return
@@ -218,55 +206,87 @@ class Legality:
             first = list(map(floordiv, starts, repeat(size)))
             last = list(map(floordiv, ends, repeat(size)))
             if first != last:
-                full = [
-                    block
-                    for table, a, b in zip(tables, first, last, strict=True)
-                    if a != b
-                    for block in table.blocks[group_index][a:b]
-                ]
+                rows = [row for row, (a, b) in enumerate(zip(first, last, strict=True)) if a != b]
+                full = [block for row in rows for block in tables[row].blocks[group_index][first[row] : last[row]]]
                 self.ledger.declare_written(full, [size] * len(full), step)
-                self._note_exceeded(group_index, size, ids, first, last, ends)
+                for row in rows:
+                    self._note_exceeded(ids[row], group_index, size, ends[row])
 
-    def _note_gaps(self, ids: list[str], starts: list[int]) -> None:
+    def _note_gaps(self, ids: Sequence[str], starts: Sequence[int]) -> None:
         for request_id, start in zip(ids, starts, strict=True):
-            written = self._ends.get(request_id, start)
-            bound = self._bindings.table_of(request_id)
-            if start > written and bound is not None:
-                self.gaps += lacking(request_id, bound, self._groups, start, written)
+            written, bound = self._progress.end_of(request_id), self._bindings.table_of(request_id)
+            if written is not None and start > written and bound is not None:
+                self.gaps += unwritten_from(request_id, bound, self._groups, start, written)
 
-    def _note_exceeded(
-        self, group_index: int, size: int, ids: list[str], first: list[int], last: list[int], ends: list[int]
-    ) -> None:
-        for request_id, a, b, end in zip(ids, first, last, ends, strict=True):
-            if a == b:
-                continue
-            allocated = self.ledger.allocated_blocks(request_id, group_index)
-            if allocated is not None and allocated * size < end:
-                self.exceeded.append(
-                    Exceeded(request_id=request_id, group_index=group_index, tokens=end, allocated=allocated * size)
-                )
+    def _declare_filled(self, step: int) -> None:
+        """The same batch goes on by one token each, and these of its rows fill a block."""
+        ids, filled = self._progress.batch, self._progress.filled
+        if self._tables is None:
+            self._tables = self._bindings.bound(ids)
+        if self._tables is None:
+            return
+        for group_index, group in self._groups:
+            size, full = group.block_size, list[int]()
+            for row in filled.get(size, ()):
+                end = self._progress.end_at(row)
+                full += self._tables[row].blocks[group_index][end // size - 1 : end // size]
+                self._note_exceeded(ids[row], group_index, size, end)
+            if full:
+                self.ledger.declare_written(full, [size] * len(full), step)
+
+    def _note_exceeded(self, request_id: str, group_index: int, size: int, end: int) -> None:
+        allocated = self.ledger.allocated_blocks(request_id, group_index)
+        if allocated is not None and allocated * size < end:
+            self.exceeded.append(
+                Exceeded(request_id=request_id, group_index=group_index, tokens=end, allocated=allocated * size)
+            )
+
+    def _copy(self, source: int, destination: int, step: int) -> None:
+        """The step begins with a copy of what is in one block by then."""
+        for share in self.ledger.owners(source):
+            self.flush(share.request_id)
+        self.ledger.declare_written([destination], self.ledger.written_of([source])[0], step)
 
     # Who comes in -----------------------------------------------------------------------------------------------------
 
-    def _examine(self, requests: StepRequests, fresh: Collection[str]) -> None:
+    def _arriving(self, requests: StepRequests) -> Iterator[tuple[str, Table, int]]:
+        """Requests that come or come back, with their tables and the tokens that they have."""
         computed = requests.computed()
-        for request_id in fresh:
+        for request_id in (*requests.new_ids, *(r for r in requests.cached_ids if r in requests.resumed)):
             bound = self._bindings.table_of(request_id)
-            start = computed.get(request_id, 0)
-            if bound is None or request_id in self._bindings.partial:
-                continue
-            hits = {
-                b for o in self.interval if o.kind == facts.TOUCH and o.request_id == request_id for b in o.block_ids
-            }
+            if bound is not None and request_id not in self._bindings.partial:
+                yield request_id, bound, computed[request_id]
+
+    def _tails(self, requests: StepRequests) -> Iterator[tuple[tuple[str, int], int]]:
+        """What is written of the block in which a request goes on that comes in, before it does so itself."""
+        for request_id, bound, start in self._arriving(requests):
             for group_index, group in self._groups:
-                blocks = bound.blocks[group_index]
-                self._examine_prefix(request_id, group_index, group, blocks, start)
+                index, filled = divmod(start, group.block_size)
+                if filled and index < len(bound.blocks[group_index]):
+                    written = self.ledger.written_of([bound.blocks[group_index][index]])[0]
+                    yield (request_id, group_index), int(written[0])
+
+    def _examine(self, requests: StepRequests, tails: Mapping[tuple[str, int], int]) -> None:
+        hits: dict[str | None, set[int]] = {}
+        external: dict[str | None, set[int]] = {}
+        for operation in self.interval:
+            if operation.kind == facts.TOUCH:
+                hits.setdefault(operation.request_id, set()).update(operation.block_ids)
+            elif operation.cause == facts.CAUSE_EXTERNAL and operation.kind == facts.ALLOC and not operation.reserved:
+                external.setdefault(operation.request_id, set()).update(operation.block_ids)
+        for request_id, bound, start in self._arriving(requests):
+            if not start and not self._loaded.get(request_id):
+                continue
+            for group_index, group in self._groups:
+                blocks, tail = bound.blocks[group_index], tails.get((request_id, group_index))
+                self._examine_prefix(
+                    request_id, group_index, group, blocks, start, tail, external.get(request_id, _NOTHING)
+                )
                 index, offset = divmod(start, group.block_size)
-                loaded = self._loaded.get(request_id, 0)
                 # The last token of a prompt that was loaded whole is computed again, in place (vLLM, Scheduler.
                 # _update_waiting_for_remote_kv).
-                overwrites = start < loaded - 1 and group.visible_tokens is None
-                if index < len(blocks) and (blocks[index] in hits or overwrites):
+                overwrites = start < self.loaded_tokens(request_id) - 1 and group.visible_tokens is None
+                if index < len(blocks) and (overwrites or blocks[index] in hits.get(request_id, _NOTHING)):
                     self.shared.append(
                         SharedWrite(
                             request_id=request_id,
@@ -281,9 +301,18 @@ class Legality:
                     )
 
     def _examine_prefix(
-        self, request_id: str, group_index: int, group: Group, blocks: Iterable[int], start: int
+        self,
+        request_id: str,
+        group_index: int,
+        group: Group,
+        blocks: Iterable[int],
+        start: int,
+        tail: int | None,
+        external: Collection[int],
     ) -> None:
-        """Hold what attention will read of the blocks against what has ever been declared written."""
+        """Hold what attention will read of the blocks against what has ever been declared written; of the last block
+        ``tail`` tokens were before the step.
+        """
         size = group.block_size
         count = -(-start // size)
         visible = int(first_visible_block(group, np.array([start], np.int64))[0])
@@ -293,18 +322,14 @@ class Legality:
         needed = np.full(relied.size, size, np.int32)
         if start % size and count - visible == relied.size:
             needed[-1] = start % size
-        external = [
-            block
-            for operation in self.interval
-            if operation.cause == facts.CAUSE_EXTERNAL and not operation.reserved
-            for block in operation.block_ids
-            if operation.kind == facts.ALLOC and operation.request_id == request_id
-        ]
+        declared = self.ledger.written_of(relied)[0]
+        if tail is not None and needed[-1] < size:
+            declared[-1] = min(declared[-1], tail)
         if external:
             # A load inside the step fills them before attention looks (KVConnectorBase.start_load_kv, wait_for_layer).
-            loaded = np.isin(relied, external)
+            loaded = np.isin(relied, list(external))
             self.ledger.declare_written(relied[loaded], needed[loaded], self.step)
-        declared = self.ledger.written_of(relied)[0]
+            declared[loaded] = needed[loaded]
         short = np.flatnonzero(declared < needed)
         if short.size:
             at = int(short[0])
@@ -324,47 +349,6 @@ class Legality:
             if operation.kind == facts.RECEIVE and operation.request_id is not None and operation.group_id in {0, None}:
                 self._loaded[operation.request_id] = sum(operation.filled or ())
 
-    # Who lets go ------------------------------------------------------------------------------------------------------
-
-    def _note_releases(self, fresh: Collection[str]) -> None:
-        """A request that goes on must not have released what attention will still look at."""
-        for position, operation in enumerate(self.interval):
-            if operation.kind != facts.FREE:
-                continue
-            if operation.request_id is not None:
-                users: Iterable[str] = (operation.request_id,)
-            elif operation.cause in _NOT_A_REQUESTS:
-                continue
-            else:
-                users = list(self._bindings.live)
-            for request_id in users:
-                if request_id in self._bindings and request_id not in fresh:
-                    released = self._still_used(request_id, operation)
-                    if released:
-                        known = self.stale.setdefault(request_id, {})
-                        known.update(self._generations_at(released, position))
-
-    def _still_used(self, request_id: str, operation: PoolOperation) -> set[int]:
-        """Which of the released blocks stand in the request's tables where attention still looks."""
-        bound = self._bindings.table_of(request_id)
-        if bound is None:
-            return set()
-        used: set[int] = set()
-        released = set(operation.block_ids)
-        computed = self._ends.get(request_id, 0)
-        for group_index, group in self._groups:
-            visible = int(first_visible_block(group, np.array([computed], np.int64))[0])
-            used |= released.intersection(bound.blocks[group_index][visible:])
-        # It may have been given the block again, at another index or by a hit.
-        return {block for block in used if not self.ledger.owns(request_id, block)}
-
-    def _generations_at(self, block_ids: set[int], position: int) -> Iterator[tuple[int, int]]:
-        """The generation that each block had at an operation of this interval."""
-        later = [o.block_ids for o in self.interval[position + 1 :] if o.kind == facts.ALLOC]
-        for block in block_ids:
-            again = sum(ids.count(block) for ids in later)
-            yield block, int(self.ledger.generation_of([block])[0]) - again
-
     # What comes back --------------------------------------------------------------------------------------------------
 
     def _abandon(self, step: int) -> None:
@@ -378,15 +362,13 @@ class Legality:
         """Drafts that were rejected are written again. A later step that was declared meanwhile has them in it."""
         sampled = dict(zip(result.request_ids, result.sampled_tokens, strict=True))
         computed = declaration.requests.computed()
-        self._settle()
         for request_id, drafts in declaration.spec_tokens.items():
             tokens, bound = sampled.get(request_id), self._bindings.table_of(request_id)
             end = computed.get(request_id, 0) + declaration.requests.scheduled.get(request_id, 0)
-            if not tokens or tokens > drafts or bound is None or self._ends.get(request_id) != end:
+            if not tokens or tokens > drafts or bound is None or self._progress.end_of(request_id) != end:
                 continue
             accepted = end - (drafts - (tokens - 1))
-            self._ends[request_id] = accepted
-            self._quiet_steps = 0
+            self._progress.correct(request_id, accepted)
             for group_index, group in self._groups:
                 first, filled = divmod(accepted, group.block_size)
                 blocks = bound.blocks[group_index][first : -(-end // group.block_size)]

@@ -1,8 +1,8 @@
-"""What a declaration can ask of blocks that they do not allow: what ``state.legality`` notes and the rules phrase."""
+"""What can be wrong with a declaration, as facts for the rules: each says of which request, group and block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -49,8 +49,8 @@ class Exceeded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     allocated: int
 
 
-def lacking(
-    request_id: str, table: Table, groups: list[tuple[int, Group]], needed: int, written: int
+def unwritten_from(
+    request_id: str, table: Table, groups: Sequence[tuple[int, Group]], needed: int, written: int
 ) -> Iterator[Unwritten]:
     """Where a request that has ``written`` tokens and claims ``needed`` of them begins to lack them, in each group."""
     for group_index, group in groups:
