@@ -86,7 +86,7 @@ def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
     elif finding.reason.startswith(("write_padding", "dummy")):
         facts.append(("request", "none: the slot serves no request"))
     if finding.other_request_id is not None:
-        facts.append(other_request_of(finding, clean(finding.other_request_id)))
+        facts.append(other_request_of(finding, history))
     facts.append(("step", f"{finding.step} (trace_id {clean(finding.trace_id) or '-'})"))
     where = []
     if finding.group_id is not None:
@@ -105,6 +105,9 @@ def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
 def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]:
     if finding.expected is None and finding.actual is None:
         return [("compared", rule.evidence)]
+    if rule.part == "kv_guard_config" and isinstance(finding.actual, str):  # each text may be made of both sources
+        facts = [("expected", value_text(finding.expected, finding, scene)), ("actual", clean(finding.actual))]
+        return [*facts, ("compared", rule.evidence)]
     seen, other = rule.sources
     if IN_BATCH in {finding.expected, finding.actual}:
         seen = "the requests in the runner's batch"
