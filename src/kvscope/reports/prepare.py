@@ -12,7 +12,7 @@ from kvscope.analysis.scene import Scene
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
+from kvscope.checks.rule import HOST_ONLY, OUTSIDE, PART_OF_CHECK, Rule
 from kvscope.events.finding_schema import BlockHistory
 from kvscope.events.frozen import frozen_line
 from kvscope.facts.plans import PAD_SLOT
@@ -105,7 +105,8 @@ def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
 def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]:
     if finding.expected is None and finding.actual is None:
         return [("compared", rule.evidence)]
-    if rule.part == "kv_guard_config" and isinstance(finding.actual, str):  # each text may be made of both sources
+    of_guard = PART_OF_CHECK.get(rule.check) == "kv_guard_config"
+    if of_guard and isinstance(finding.actual, str):  # each text may be made of both sources
         facts = [("expected", value_text(finding.expected, finding, scene)), ("actual", clean(finding.actual))]
         return [*facts, ("compared", rule.evidence)]
     seen, other = rule.sources
