@@ -32,8 +32,8 @@ _UNIT_OF_FAMILY = {"write": SLOT, "read": BLOCK}
 _ACTION_OF_REASON = {
     "free_inflight_step": "RESERVED",
     "free_list_damaged": "FREE QUEUE",
-    "double_free": "FREED AGAIN",
-    "ref_underflow": "FREED AGAIN",
+    "double_free": "FREED TWICE",
+    "ref_underflow": "COUNTED",
     "leak_after_finish": "NOT FREED",
     "hold_deadline_exceeded": "STILL HELD",
     "aborted_block_still_cached": "STILL CACHED",
@@ -114,7 +114,7 @@ def access_of(finding: Finding, scene: Scene | None, history: BlockHistory | Non
     if is_after_release(finding.reason) and finding.block_id is not None:
         return action, f"{what}, after the block was freed{_step('in', history)}"
     if finding.reason == "double_free" and history is not None and history.status == "free":
-        return action, f"{what}, which is free{_step('since', history)}"
+        return "FREED AGAIN", f"{what}, which is free{_step('since', history)}"
     return action, what
 
 

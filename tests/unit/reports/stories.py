@@ -119,6 +119,17 @@ DOUBLE_FREE = live(
     actual="1 reference released, of 0; generation 3, freed in step 30 (window)",
 )
 
+DOUBLE_FREE_AT_ONCE = live(
+    told(*BEFORE, (20, say(ALLOC, [40, 41, 45], OWNER, first_index=0))),
+    process="engine-0-4700",
+    reason="double_free",
+    request_id=OWNER,
+    block_id=45,
+    generation=3,
+    expected="no more references released than it has",
+    actual="2 released of 1; generation 3, handed out in step 20",
+)
+
 LEAK = live(
     told((2, say(ALLOC, [44, 45], OLD, first_index=0)), (9, say(FREE, [44], OLD, cause="finish"))),
     process="engine-0-4700",
@@ -210,6 +221,7 @@ STORIES = {
     "use_after_free_read": USE_AFTER_FREE_READ,
     "use_after_free_write": USE_AFTER_FREE_WRITE,
     "double_free": DOUBLE_FREE,
+    "double_free_at_once": DOUBLE_FREE_AT_ONCE,
     "leak_after_finish": LEAK,
     "foreign_write_by_pool": FOREIGN_WRITE,
     "null_block": NULL_BLOCK,
