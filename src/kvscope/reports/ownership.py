@@ -42,10 +42,8 @@ def owner_facts(finding: Finding, history: BlockHistory | None, scene: Scene | N
         return _from_pool(finding, history, scene)
     if scene is not None:
         return [("allocated for", _declared_now(scene)), ("freed by", f"{_declared_before(scene)}; {NOT_RECORDED}")]
-    return [
-        ("allocated for", "not known: the replay did not reach this step"),
-        ("freed by", f"not known: {NOT_RECORDED}"),
-    ]
+    unknown = "not known: neither the record nor a replay tells"
+    return [("allocated for", unknown), ("freed by", unknown)]
 
 
 def stale_generation(finding: Finding, history: BlockHistory) -> int | None:

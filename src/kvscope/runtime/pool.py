@@ -121,7 +121,7 @@ class PoolJudge:
         legality = self.legality
         findings: list[Finding] = []
         if legality.advance(declaration):
-            findings = judge_content(declaration, legality, self._run.parts)
+            self._report(judge_content(declaration, legality, self._run.parts), "schedule")
             legality.end_finished()
         if declaration.total_num_scheduled_tokens:
             self._in_flight.append(declaration)
@@ -133,8 +133,7 @@ class PoolJudge:
             overdue = self.holds.overdue(self._last_returned, monotonic_ns())
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
-        if findings:
-            self._report(findings, "schedule")
+        self._report(findings, "schedule")
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
