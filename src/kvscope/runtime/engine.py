@@ -100,7 +100,8 @@ class EngineJudge:
             return
         findings = judge_bind(declaration, self._bindings, run.parts)
         if findings:
-            run.report(findings, "scheduler", "schedule")
+            ledger = pool.ledger if pool is not None and pool.lost is None else None
+            run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
