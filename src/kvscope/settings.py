@@ -134,7 +134,8 @@ _ACTION = choice(
 _UNSUPPORTED = choice(
     {
         "skip": "the check is skipped for that cache group, and its rows are counted as skipped",
-        "refuse": "start-up fails and names the group and the check; not in this version: skipped, as with `skip`",
+        "refuse": "start-up fails and names the group, what it is and the checks that could not run; so it does where "
+        "this vLLM lacks a function that a check needs",
     }
 )
 _EVIDENCE = choice(
@@ -182,9 +183,7 @@ class Section:
 class CheckingPart(Section):
     enabled: bool = setting(False, BOOLEAN, "switches the part on")
     action: Action = setting("log", _ACTION, "what a finding of this part does")
-    unsupported: Unsupported = setting(
-        "skip", _UNSUPPORTED, "what happens where a check cannot judge a cache group", acts=False
-    )
+    unsupported: Unsupported = setting("skip", _UNSUPPORTED, "what happens where a check cannot judge a cache group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
