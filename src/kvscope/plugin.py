@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
@@ -25,6 +26,7 @@ from .logs import say
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
+from .runtime.isolation import Isolation
 from .runtime.run import ProcessRole, Run
 from .runtime.unsupported import refused_groups, refused_seams
 from .runtime.worker import WorkerJudge
@@ -138,6 +140,9 @@ class PluginHub:
         setattr(scheduler, OBSERVER, judge)
         if judge.pool is not None:
             judge.pool.host = PoolReader(judge, scheduler)
+        if "isolate" in map(run.config.action_for, run.parts):
+            ledger = judge.pool.ledger if judge.pool is not None else None
+            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, ledger)
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)

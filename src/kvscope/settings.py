@@ -127,8 +127,12 @@ _ACTION = choice(
         "goes on; if the access is outside the cache and may crash it, the record is on disk before the launch",
         "raise": "recorded and logged as well; the result of the faulty step is withheld, and the engine stops until "
         "its process is started anew; an access outside the cache is not even launched",
-        "isolate": "ends only the requests that the finding names; not in this version: the finding is logged, as with "
-        "`log`",
+        "isolate": "recorded and logged as well; only the requests that the finding names, and those that have the "
+        "damaged block, end with finish reason `error`, without the faulty step's token; their blocks are held back "
+        "until the prefix cache is reset. The engine stops as with `raise` where more than 5 % of the pool would be "
+        "held back, where a pooling request or a session would have to end, and, with `kv_output.request_ids` = "
+        "`omitted`, for what a worker in a process of its own has found. A finding that names no request is only "
+        "logged",
     }
 )
 _UNSUPPORTED = choice(

@@ -125,7 +125,7 @@ def test_a_function_that_a_check_needs_and_this_vllm_lacks(
 
 def test_a_runner_that_goes_another_way(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(monkeypatch)
-    host.slots = lambda self: None
+    host.slots = lambda _self: None
 
     class OwnSlots(host):  # type: ignore[misc, valid-type]  # the host is made by a fixture
         device = SimpleNamespace(type="cpu")

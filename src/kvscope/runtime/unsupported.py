@@ -17,8 +17,17 @@ PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that read slots or block tables, or what a declaration means for them."""
 LEDGER_CHECKS = ("C2", "C3", "C5", "A")
 """Checks that need to know what the block pool does."""
-LOSES_NOTHING = frozenset({"frontend.create", "frontend.admit", "engine.shutdown", "worker.sample", "worker.shutdown"})
-"""Seams that yield names and numbers for readers, and nothing that a check needs."""
+LOSES_NOTHING = frozenset(
+    {
+        "frontend.create",
+        "frontend.admit",
+        "scheduler.reset",
+        "engine.shutdown",
+        "worker.sample",
+        "worker.shutdown",
+    }
+)
+"""Seams that yield names and numbers for readers, or let go of something, and nothing that a check needs."""
 
 
 def refused_groups(config: Config, topology: Topology, cause: str | None = None) -> ConfigurationError | None:
