@@ -141,8 +141,7 @@ class PluginHub:
         if judge.pool is not None:
             judge.pool.host = PoolReader(judge, scheduler)
         if "isolate" in map(run.config.action_for, run.parts):
-            ledger = judge.pool.ledger if judge.pool is not None else None
-            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, ledger)
+            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)

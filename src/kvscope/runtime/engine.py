@@ -43,8 +43,6 @@ class EngineJudge:
         return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
-        if self._latched is not None:
-            raise self._latched
         self._act_if_due(self._step)
         if self._scheduling and self.pool is not None:  # the step before was never told
             self.pool.legality.forgive()
@@ -147,6 +145,8 @@ class EngineJudge:
 
     def _act_if_due(self, step: int) -> None:
         """Act on findings up to this step; those of later steps, already running, wait for their own result."""
+        if self._latched is not None:
+            raise self._latched
         for mailbox in self._mailboxes:
             self._posted += mailbox.poll()
         if not (self._run.pending or self._posted):

@@ -15,10 +15,12 @@ from ..checks.finding import Finding
 from ..events.names import RequestNames
 from ..logs import say
 from ..sinks.mailbox import ID_CHARACTERS
-from ..state.blocks import BlockLedger
+from .pool import PoolJudge
 
 HELD_PERCENT = 5
 """Share of the pool that may be held back. Whoever needs more has lost more than a few requests."""
+
+_REMEMBERED = 4096
 
 _LEAVES_CONTENT = frozenset({"C4", "L"})
 _SPOILS_CONTENT = frozenset({"read_uninitialized", "bind_copy_conflict", "bind_zero_conflict"})
@@ -52,11 +54,12 @@ class RequestControl(Protocol):
 class Isolation:
     """What is held back in one engine, and why nothing more can be."""
 
-    def __init__(self, control: RequestControl, names: RequestNames, ledger: BlockLedger | None = None) -> None:
+    def __init__(self, control: RequestControl, names: RequestNames, pool: PoolJudge | None = None) -> None:
         self.control = control
         self.held: set[int] = set()
         self._names = names
-        self._ledger = ledger
+        self._pool = pool
+        self._isolated: dict[str, None] = {}  # the last ones: findings about them go on coming for a step or two
         self._most = control.num_blocks * HELD_PERCENT // 100
 
     def act(self, finding: Finding, *, posted: bool = False) -> str | None:
@@ -90,6 +93,9 @@ class Isolation:
         control.hold(holding)
         self.held |= holding
         control.end(dict.fromkeys((*named, *ending)))
+        self._isolated |= dict.fromkeys((*named, *ending))
+        while len(self._isolated) > _REMEMBERED:
+            del self._isolated[next(iter(self._isolated))]
         if ending or holding:
             said = ", ".join(map(str, self._names.of(ending))) or "nobody"
             text = "kvscope: isolate (%s) ended %s; %d of %d blocks are held back"
@@ -104,8 +110,8 @@ class Isolation:
     def _left_by(self, request_id: str) -> set[int]:
         """What a request that is over had: what still waits for its connector, and what nobody has got since."""
         left = self.control.blocks_of(request_id)
-        if self._ledger is not None:
-            seen = self._ledger.snapshot()
+        if self._pool is not None and self._pool.lost is None and request_id not in self._isolated:
+            seen = self._pool.ledger.snapshot()
             rows = zip(seen.block_ids.tolist(), seen.references.tolist(), seen.freed_by, strict=True)
             left |= {block for block, references, name in rows if not references and name == request_id}
         return left

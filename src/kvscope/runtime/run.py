@@ -167,7 +167,7 @@ class Run:
             if self._folds.take(finding, component, boundary, monotonic()):
                 history = None if ledger is None else history_of(finding, ledger, self.names)
                 violation = self._violation(finding, repeats, history)
-                urgent = acts or finding.launch_fatal
+                urgent = self.stops(finding) or finding.launch_fatal
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
             if acts:
                 self.deliver(finding)

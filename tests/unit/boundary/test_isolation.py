@@ -40,7 +40,7 @@ class Engine:
         assert self.judge.pool is not None
         self.judge.pool.host = PoolReader(self.judge, self.scheduler)
         self.control = SchedulerControl(self.scheduler)
-        self.judge.isolation = Isolation(self.control, self.run.names, self.judge.pool.ledger)
+        self.judge.isolation = Isolation(self.control, self.run.names, self.judge.pool)
 
     @property
     def isolation(self) -> Isolation:
