@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
@@ -25,7 +26,9 @@ from .logs import say
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
+from .runtime.isolation import Isolation
 from .runtime.run import ProcessRole, Run
+from .runtime.unsupported import refused_groups, refused_seams
 from .runtime.worker import WorkerJudge
 from .sinks.subscribers import SUBSCRIBERS
 
@@ -86,6 +89,7 @@ class PluginHub:
         self._frontend_run = self._join(vllm_config, config, "frontend", _run_of_launcher(vllm_config))
         self._install("frontend")
         self._install("bootstrap", load=True)
+        self._refuse_lost(config, "bootstrap")
 
     def configure_engine(self, vllm_config: Any) -> None:
         """EngineCore has a VllmConfig; the model is not loaded yet."""
@@ -100,6 +104,7 @@ class PluginHub:
         if config.guard.enabled:
             self._install("allocator")
         self._install("bootstrap", load=True)
+        self._refuse_lost(config, "bootstrap", "engine", "allocator")
 
     def configure_worker(self, vllm_config: Any) -> None:
         """A worker has a VllmConfig; neither device nor model is there yet."""
@@ -110,7 +115,9 @@ class PluginHub:
         EXTENSIONS.load(config.output.extensions, refuse=False)
         run.runner = _runner(vllm_config)
         self._install("worker")
-        self._install("worker_v2" if run.runner == "V2" else "worker_v1")
+        role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
+        self._install(role)
+        self._refuse_lost(config, "worker", role)
 
     def run(self, pid: int, run_id: str) -> Run:
         """The run of an engine that is observed in this process. Raises KeyError for any other."""
@@ -127,11 +134,14 @@ class PluginHub:
             return
         run.topology = read_topology(scheduler.kv_cache_config)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
+        self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         run.open()
         judge = EngineJudge(run, run.topology)
         setattr(scheduler, OBSERVER, judge)
         if judge.pool is not None:
             judge.pool.host = PoolReader(judge, scheduler)
+        if "isolate" in map(run.config.action_for, run.parts):
+            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)
@@ -156,6 +166,9 @@ class PluginHub:
         observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
+        self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
+        if not observer.reads_host_tensors:
+            self._refuse_if(refused_groups(run.config, topology, "device_tensors"))
         if "engine" not in run.roles:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
@@ -167,6 +180,16 @@ class PluginHub:
         if observer is not None:
             observer.on_shutdown()
         self._forget_closed()
+
+    def _refuse_lost(self, config: Config, *roles: Role) -> None:
+        lost = {seam.name: seam.role for seam in self.table if seam.role in roles and seam.name in self.ledger.absent}
+        self._refuse_if(refused_seams(config, lost, self.ledger.absent))
+
+    def _refuse_if(self, error: ConfigurationError | None) -> None:
+        """``unsupported: refuse``. Where the front end is another process vLLM tells it nothing but "see above"."""
+        if error is not None:
+            say(logging.ERROR, "kvscope: %s", error)
+            raise error
 
     def _say_misspelled(self, additional_config: Any) -> None:
         """A misspelled key switches nothing on and is no error, since it could be another plugin's: so it is said."""

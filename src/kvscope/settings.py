@@ -127,14 +127,19 @@ _ACTION = choice(
         "goes on; if the access is outside the cache and may crash it, the record is on disk before the launch",
         "raise": "recorded and logged as well; the result of the faulty step is withheld, and the engine stops until "
         "its process is started anew; an access outside the cache is not even launched",
-        "isolate": "ends only the requests that the finding names; not in this version: the finding is logged, as with "
-        "`log`",
+        "isolate": "recorded and logged as well; only the requests that the finding names, and those that have the "
+        "damaged block, end with finish reason `error`, without the faulty step's token; their blocks are held back "
+        "until the prefix cache is reset. The engine stops as with `raise` where more than 5 % of the pool would be "
+        "held back, where a pooling request or a session would have to end, and, with `kv_output.request_ids` = "
+        "`omitted`, for what a worker in a process of its own has found. A finding that names no request is only "
+        "logged",
     }
 )
 _UNSUPPORTED = choice(
     {
         "skip": "the check is skipped for that cache group, and its rows are counted as skipped",
-        "refuse": "start-up fails and names the group and the check; not in this version: skipped, as with `skip`",
+        "refuse": "start-up fails and names the group, what it is and the checks that could not run; so it does where "
+        "this vLLM lacks a function that a check needs",
     }
 )
 _EVIDENCE = choice(
@@ -182,9 +187,7 @@ class Section:
 class CheckingPart(Section):
     enabled: bool = setting(False, BOOLEAN, "switches the part on")
     action: Action = setting("log", _ACTION, "what a finding of this part does")
-    unsupported: Unsupported = setting(
-        "skip", _UNSUPPORTED, "what happens where a check cannot judge a cache group", acts=False
-    )
+    unsupported: Unsupported = setting("skip", _UNSUPPORTED, "what happens where a check cannot judge a cache group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,10 @@ class EngineObserver(Observer, Protocol):
 
     def on_updated(self) -> None: ...
 
+    def on_outputs(self, outputs: object) -> None: ...
+
+    def on_reset(self) -> None: ...
+
 
 class WorkerObserver(Observer, Protocol):
     """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""

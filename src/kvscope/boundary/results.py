@@ -35,3 +35,8 @@ def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None
 
 def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
     observer.on_updated()
+
+
+def settle_update(observer: Any, outputs: Any) -> None:
+    """Even if the hook is off: requests that were ended before it was have nobody else to answer for them."""
+    observer.on_outputs(outputs)

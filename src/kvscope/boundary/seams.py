@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import frontend, results, runner_v1, runner_v2, scheduler, worker
+from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
 from .wrapping import around, creation
@@ -108,10 +108,18 @@ def _engine(hub: Hub) -> tuple[Seam, ...]:
             "scheduler.update",
             "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
             "engine",
-            around(before=results.before_update, after=results.after_update),
+            around(before=results.before_update, after=results.after_update, settle=results.settle_update),
             fact="the result of each step, before it takes effect and after",
-            lost="action raise cannot withhold a result",
+            lost="actions raise and isolate cannot withhold a result",
             needs=("scheduler_output", "model_runner_output"),
+        ),
+        Seam(
+            "scheduler.reset",
+            "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
+            "engine",
+            around(before=isolation.before_reset),
+            fact="the prefix cache is about to be reset",
+            lost="after action isolate has held blocks back the prefix cache cannot be reset",
         ),
         Seam(
             "engine.shutdown",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ..state.blocks import BlockLedger
-from ..state.holds import Held
 from ..state.doubts import Exceeded
+from ..state.holds import Held
 from ..state.shares import Share
 from . import past
 from . import rule as r

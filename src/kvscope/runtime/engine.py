@@ -13,6 +13,7 @@ from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..state.bindings import Bindings
+from .isolation import Isolation, take_due
 from .pool import PoolJudge
 from .run import Run
 
@@ -31,6 +32,7 @@ class EngineJudge:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
+        self.isolation: Isolation | None = None
         self._scheduling = False
         self._told_before = 0
         self._judged_groups = sum(group.judged for group in topology.groups)
@@ -45,9 +47,7 @@ class EngineJudge:
         return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
-        if self._latched is not None:
-            raise self._latched
-        self._stop_if_due(self._step)
+        self._act_if_due(self._step)
         if self._scheduling and self.pool is not None:  # the step before was never told
             self.pool.legality.forgive()
         self._scheduling = True
@@ -120,14 +120,25 @@ class EngineJudge:
             )
         if self.pool is not None and declaration is not None and not declaration.is_empty:
             self.pool.confirm(declaration, result)
-        self._stop_if_due(step)
+        self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        if len(self._run.pending) > self._told_before:
-            self._stop(self._run.pending[self._told_before])
+        for finding in self._run.pending[self._told_before :]:
+            if self._run.stops(finding):
+                self._stop(finding)
+
+    def on_outputs(self, outputs: object) -> None:
+        """What the scheduler is about to say of the result; requests that were isolated get another answer there."""
+        if self.isolation is not None:
+            self.isolation.control.answer(outputs)
+
+    def on_reset(self) -> None:
+        """The host is about to drop all hashes, for which it wants all blocks back."""
+        if self.isolation is not None:
+            self.isolation.release()
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)
@@ -141,16 +152,35 @@ class EngineJudge:
             if finding.launch_fatal and self._run.stops(finding):
                 self._stop(finding)
 
-    def _stop_if_due(self, step: int) -> None:
-        """Stop for findings up to this step; those of later steps, already running, wait for their own result."""
-        for finding in self._run.pending:
-            if finding.step <= step:
-                self._stop(finding)
+    def _act_if_due(self, step: int) -> None:
+        """Act on findings up to this step; those of later steps, already running, wait for their own result."""
+        if self._latched is not None:
+            raise self._latched
         for mailbox in self._mailboxes:
             self._posted += mailbox.poll()
-        for finding in self._posted:
-            if finding.step <= step:
+        if not (self._run.pending or self._posted):
+            return
+        own, posted = take_due(self._run.pending, step), take_due(self._posted, step)
+        for finding in own:
+            if self._run.stops(finding):
+                self._stop(finding)
+        for finding in posted:
+            if self._run.stops(finding):
                 self._stop(finding, names=PLAIN)  # a mailbox has the ids as they may be written
+        for finding in own:
+            self._isolate(finding)
+        for finding in posted:
+            self._isolate(finding, names=PLAIN)
+
+    def _isolate(self, finding: Finding, names: RequestNames | None = None) -> None:
+        """End what the finding names, or stop where that is not possible."""
+        if self.isolation is None:
+            reason: str | None = "this scheduler cannot be acted on"
+        else:
+            reason = self.isolation.act(finding, posted=names is PLAIN)
+        if reason is not None:
+            say(logging.ERROR, "kvscope: isolate stops the engine: %s", reason)
+            self._stop(finding, names)
 
     def _stop(self, finding: Finding, names: RequestNames | None = None) -> None:
         """Latch: this engine runs no further step until its process is started anew."""

@@ -60,7 +60,7 @@ class HookBook(Protocol):
 class Run:
     """What the observers of one run share within one process.
 
-    ``pending`` holds findings whose action is ``raise`` until EngineCore, if it lives in this process, takes them up;
+    ``pending`` holds findings that are not just logged until EngineCore, if it lives in this process, takes them up;
     another process posts them into its mailbox, and keeps them in ``undelivered`` where it could not have one.
     """
 
@@ -159,7 +159,7 @@ class Run:
     def report(
         self, findings: Sequence[Finding], component: str, boundary: str, *, ledger: BlockLedger | None = None
     ) -> None:
-        """Record findings, and keep those whose action is ``raise`` for EngineCore.
+        """Record findings, and keep those that are not just logged for EngineCore.
 
         With a ledger the record has what became of the finding's block until now, and ahead of it stands a kv.state of
         the blocks that the findings concern: so call this before the ledger takes over the operation that they are
@@ -169,16 +169,16 @@ class Run:
         for finding in findings:
             finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
             repeats = self.coverage.count_finding(finding.reason, finding.group_id, finding.step)
-            stops = self.stops(finding)
+            acts = self.acts_on(finding)
             if self._folds.take(finding, component, boundary, monotonic()):
                 history = None
                 if ledger is not None:
                     self._put_state(findings, ledger, component, boundary)
                     history = history_of(finding, ledger, self.names)
                 violation = self._violation(finding, repeats, history)
-                urgent = stops or finding.launch_fatal
+                urgent = self.stops(finding) or finding.launch_fatal
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
-            if stops:
+            if acts:
                 self.deliver(finding)
             SUBSCRIBERS.publish(finding, RULES[finding.reason], self.names)
 
@@ -204,6 +204,10 @@ class Run:
         self._folds.clear()
         self._state_due = 0.0
         self.coverage.findings.clear()
+
+    def acts_on(self, finding: Finding) -> bool:
+        """Whether this finding is more than recorded."""
+        return _action(self.config, RULES[finding.reason].part) != "log"
 
     def stops(self, finding: Finding) -> bool:
         """Whether this finding's action is ``raise``."""
@@ -349,19 +353,14 @@ def _enabled_parts(config: Config) -> list[Part]:
 
 
 def _action(config: Config, part: Part) -> str:
-    """What a finding of the part does. ``isolate`` is not in this version: the finding is logged."""
-    action = config.action_for(part)
-    return "log" if action == "isolate" else action
+    """What a finding of the part does."""
+    return config.action_for(part)
 
 
 def _parts_said(config: Config) -> dict[str, str]:
-    said = {
+    return {
         "kv_trace": "on" if config.trace.enabled else "off",
         "kv_guard_config": "on" if config.guard.enabled else "off",
         "kv_monitor": NOT_DELIVERED if config.monitor.enabled else "off",
         "kv_transfer": NOT_DELIVERED if config.transfer.enabled else "off",
     }
-    for key, part in (("kv_trace", config.trace), ("kv_guard_config", config.guard)):
-        if part.enabled and part.action == "isolate":
-            said[key] = f"on; action isolate is {NOT_DELIVERED}, findings are logged"
-    return said

@@ -154,7 +154,7 @@ class WorkerJudge:
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
             self._report(findings, "runner", "plan")
-            if any(finding.launch_fatal and run.stops(finding) for finding in findings):
+            if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
                 self._refuse(plan, findings)
 
     def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
@@ -246,9 +246,9 @@ class WorkerJudge:
             raise self._run.violation(self._run.undelivered[0])
 
     def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
-        """Keep an access outside the cache from being launched."""
-        fatal = next(finding for finding in findings if finding.launch_fatal and self._run.stops(finding))
-        if self._returns_results:
+        """Keep an access outside the cache from being launched: under ``isolate`` the step goes on without it."""
+        fatal = next((finding for finding in findings if finding.launch_fatal and self._run.stops(finding)), None)
+        if fatal is not None and self._returns_results:
             error = self._run.violation(fatal)
             say(logging.ERROR, "%s", error)
             raise error

@@ -22,7 +22,7 @@ from kvscope.sinks.shared import C_POSTED, FILE_BYTES, PAGE, SLOT_BYTES, SLOTS, 
 
 _HEAD = struct.Struct("<QII")  # number of the entry from 1, length of the payload, checksum over number and payload
 _PAYLOAD_BYTES = SLOT_BYTES - _HEAD.size
-_ID_CHARACTERS = 224  # of up to 4 bytes: three ids, the reasons and the numbers fit
+ID_CHARACTERS = 224  # of up to 4 bytes: three ids, the reasons and the numbers fit
 _REASONS = 16
 _PATIENCE = 64  # polls after which an entry that stays damaged is given up: its writer died while storing it
 
@@ -60,7 +60,7 @@ class Mailbox:
         payload = _encoder.encode(
             msgspec.structs.replace(
                 finding,
-                trace_id=finding.trace_id[:_ID_CHARACTERS],
+                trace_id=finding.trace_id[:ID_CHARACTERS],
                 request_id=self._named(finding.request_id),
                 other_request_id=self._named(finding.other_request_id),
                 expected=None if isinstance(finding.expected, str) else finding.expected,
@@ -79,7 +79,7 @@ class Mailbox:
     def _named(self, request_id: str | None) -> str | None:
         """A client chooses its ids, and as long as it likes: an entry must fit its slot all the same."""
         name = None if request_id is None else self._names(request_id)
-        return None if name is None else name[:_ID_CHARACTERS]
+        return None if name is None else name[:ID_CHARACTERS]
 
     def abandon(self) -> None:
         """In a forked child: the shared file is the parent's; what is posted from here goes nowhere."""

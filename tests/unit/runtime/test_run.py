@@ -108,17 +108,19 @@ def _sections(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("trace", "guard", "transfer", "output")}
 
 
-def test_isolate_falls_back_to_log_and_says_so(tmp_path: Path) -> None:
+def test_what_is_more_than_logged_is_kept_for_the_engine(tmp_path: Path) -> None:
     run = make_run(tmp_path, trace="isolate", guard="raise")
     run.open()
     run.report([finding()], "runner", "plan")
     run.report([finding("write_foreign_block")], "runner", "plan")
     (enabled,) = of_event(run, "kv.enabled")
-    assert enabled["parts"]["kv_trace"] == f"on; action isolate is {NOT_DELIVERED}, findings are logged"
-    assert enabled["parts"]["kv_guard_config"] == "on"
-    assert enabled["actions"]["kv_trace"] == "log"
-    assert [said["action"] for said in of_event(run, "kv.violation")] == ["log", "raise"]
-    assert [f.reason for f in run.pending] == ["write_foreign_block"]
+    assert enabled["parts"]["kv_trace"] == enabled["parts"]["kv_guard_config"] == "on"
+    assert (enabled["actions"]["kv_trace"], enabled["actions"]["kv_guard_config"]) == ("isolate", "raise")
+    assert [said["action"] for said in of_event(run, "kv.violation")] == ["isolate", "raise"]
+    assert [(f.reason, run.acts_on(f), run.stops(f)) for f in run.pending] == [
+        ("write_target_mismatch", True, False),
+        ("write_foreign_block", True, True),
+    ]
 
 
 # Findings -------------------------------------------------------------------------------------------------------------

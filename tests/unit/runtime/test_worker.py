@@ -424,6 +424,22 @@ def test_a_harmless_finding_does_not_keep_a_step_from_being_launched(tmp_path: P
     assert reasons(live) == ["write_foreign_block"]
 
 
+@pytest.mark.parametrize("returns_results", [True, False])
+def test_under_isolate_it_is_made_harmless_and_the_step_goes_on(tmp_path: Path, returns_results: bool) -> None:
+    live = Live(tmp_path, trace="isolate", returns_results=returns_results)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests)
+    plan = live.scene.plan(declaration)
+    outside(plan)
+    live.worker.on_plan(plan)
+    assert plan.groups[0].slots[0] == -1
+    assert (plan.groups[0].tables[0, 0], plan.groups[0].tables[1, 1]) == (0, 0)
+    assert {("write_outside_cache", "a"), ("read_outside_cache", "b")} <= {
+        (found.reason, found.request_id) for found in live.run.pending
+    }
+
+
 def test_on_a_rank_whose_result_is_not_returned_it_is_made_harmless(tmp_path: Path) -> None:
     worker = make_run(tmp_path, "worker", trace="raise", ranks=Ranks(dp=0, tp=1, pp=0, world=1))
     live = Live(tmp_path / "scene", returns_results=False)
