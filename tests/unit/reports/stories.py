@@ -8,7 +8,6 @@ from kvscope.analysis.blocks import Tenure
 from kvscope.analysis.scene import Scene
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.finding import Finding
-from kvscope.checks.rule import HOST_ONLY, Rule
 from kvscope.events.histories import history_of
 from kvscope.facts.allocator import ALLOC, CACHE, FREE, TOUCH, PoolOperation
 from kvscope.state.blocks import BlockLedger
@@ -229,53 +228,3 @@ STORIES = {
     "alias": ALIAS,
     "uninitialized": UNINITIALIZED,
 }
-
-
-def rule(reason: str, check: str, title: str, sources: tuple[str, str], proves_not: str, silent: str) -> Rule:
-    return Rule(
-        reason=reason, check=check, severity="error", title=title, fires="", silent=silent, sources=sources,
-        proves_not=proves_not, rank=30,
-    )  # fmt: skip
-
-
-_ADDED_UP = "the calls of the pool, added up"
-RULES_HERE = {
-    made.reason: made
-    for made in (
-        rule(
-            "read_after_release", "C2", "attention reads a block that was released",
-            ("the block tables handed to attention", _ADDED_UP), HOST_ONLY,
-            "Entries before the attention window, whose blocks were given back; blocks that the request shares and "
-            "still has.",
-        ),
-        rule(
-            "write_after_release", "C2", "a token is written into a block that was released",
-            ("the slots handed to attention", _ADDED_UP), HOST_ONLY,
-            "Padding; blocks that were handed out again to the same request.",
-        ),
-        rule(
-            "double_free", "A", "a block is freed twice",
-            ("the call of the block pool", "the calls before it, added up"), "Which of the releases was the wrong one.",
-            "A block released once for each request that has it; releases that come late (deferred frees).",
-        ),
-        rule(
-            "leak_after_finish", "A", "a finished request still has blocks",
-            ("the scheduler's declaration, replayed", _ADDED_UP),
-            "That the blocks never come back: they have not when the step is declared.",
-            "Cached blocks, which nobody has; deferred frees and blocks that a connector still sends.",
-        ),
-        rule(
-            "alias_owner_mismatch", "A", "a block has more owners than references",
-            ("the places where the block stands in requests' tables", "the references to it"),
-            "Which of the owners has lost its reference.",
-            "Blocks shared by prefix hits, each with a reference of its own.",
-        ),
-        rule(
-            "read_uninitialized", "C5", "attention reads what was never written",
-            ("the block tables handed to attention", "the tokens declared written since the block was handed out"),
-            "What the block holds: it may be left over from whoever had it before.",
-            "Blocks that the same step fills; loads inside the step; entries before the attention window.",
-        ),
-    )
-}  # fmt: skip
-"""The texts of these reports do not change with the wording of a rule."""

@@ -9,21 +9,14 @@ import msgspec
 import pytest
 
 from kvscope.analysis.tally import FoldedFinding
-from kvscope.checks.catalog import RULES
 from kvscope.events.finding_schema import NEIGHBOUR_WORDS, BlockHistory, BlockOwner, BlockStrip
 from kvscope.facts.allocator import CAUSES
 from kvscope.reports.prepare import prepare
 from kvscope.reports.strip import SYMBOLS
 from kvscope.reports.terminal import WIDTH, draw, plain
-from unit.reports.stories import DOUBLE_FREE, OWNER, READER, RULES_HERE, STORIES, USE_AFTER_FREE_READ
+from unit.reports.stories import DOUBLE_FREE, OWNER, READER, STORIES, USE_AFTER_FREE_READ
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-@pytest.fixture(autouse=True)
-def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    for reason, rule in RULES_HERE.items():
-        monkeypatch.setitem(RULES, reason, rule)
 
 
 def text_of(folded: FoldedFinding) -> str:
