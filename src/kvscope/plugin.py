@@ -139,7 +139,9 @@ class PluginHub:
         judge = EngineJudge(run, run.topology)
         setattr(scheduler, OBSERVER, judge)
         if judge.pool is not None:
-            judge.pool.host = PoolReader(judge, scheduler)
+            reader = PoolReader(judge, scheduler)
+            if all(seam.name in self.ledger.installed for seam in self.table if seam.role == "allocator"):
+                judge.pool.observe(reader)
         if "isolate" in map(run.config.action_for, run.parts):
             judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
 

@@ -184,6 +184,13 @@ def test_each_role_wraps_what_is_its_own(hub: PluginHub) -> None:
     assert hub.run(os.getpid(), "one") is run
 
 
+def test_the_block_pool_is_wrapped_for_the_guard_alone(hub: PluginHub) -> None:
+    config = vllm_config()
+    config.additional_config["kv_guard_config"] = {"enabled": True}
+    hub.configure_engine(config)
+    assert installed(hub) == {"engine", "allocator"}
+
+
 @pytest.mark.parametrize(("v2", "role"), [(False, "worker_v1"), (True, "worker_v2")])
 def test_a_worker_wraps_the_runner_that_it_has(hub: PluginHub, v2: bool, role: str) -> None:
     hub.configure_worker(vllm_config(v2=v2))
@@ -555,7 +562,7 @@ said["armed"] = changed()
 def config(enabled):
     parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, world_size=1)
     return SimpleNamespace(
-        additional_config={"kv_trace": {"enabled": enabled}}, instance_id="one", parallel_config=parallel,
+        additional_config={"kv_trace": {"enabled": enabled}, "kv_guard_config": {"enabled": enabled}}, instance_id="one", parallel_config=parallel,
         use_v2_model_runner=sys.argv[1] == "v2",
     )
 

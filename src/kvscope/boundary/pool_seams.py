@@ -189,7 +189,7 @@ def _after(hook: object) -> Wrap:
 
 
 def _scope(enter: object) -> Wrap:
-    return scoped(enter, owners.leave_scope, carrier=READER)  # type: ignore[arg-type]  # as above
+    return scoped(enter, owners.leave_scope, carrier=READER)  # type: ignore[arg-type]  # hooks name what they get by its kind
 
 
 def _seam(name: str, target: str, wrap: Wrap, fact: str, lost: str, *, needs: tuple[str, ...] = ()) -> Seam:

@@ -126,9 +126,10 @@ class EngineJudge:
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        for finding in self._run.pending[self._told_before :]:
-            if self._run.stops(finding):
-                self._stop(finding)
+        told = self._run.pending[self._told_before :]
+        if told:
+            del self._run.pending[self._told_before :]
+            self._act(told, [])
 
     def on_outputs(self, outputs: object) -> None:
         """What the scheduler is about to say of the result; requests that were isolated get another answer there."""
@@ -160,7 +161,10 @@ class EngineJudge:
             self._posted += mailbox.poll()
         if not (self._run.pending or self._posted):
             return
-        own, posted = take_due(self._run.pending, step), take_due(self._posted, step)
+        self._act(take_due(self._run.pending, step), take_due(self._posted, step))
+
+    def _act(self, own: list[Finding], posted: list[Finding]) -> None:
+        """Stop, if one of the findings says so, else end what they name. ``posted`` are of other processes."""
         for finding in own:
             if self._run.stops(finding):
                 self._stop(finding)

@@ -28,8 +28,8 @@ in 640 steps. What goes through the pool's own functions is seen at once; this i
 WALKED_BLOCKS = 4096
 """The free queue is walked, when the audit has come around, if it has no more blocks than this."""
 WALK_EVERY_STEPS = 64
-HOOK_FAULT = "allocator_hook_fault"
-"""Cause under which steps are counted that the pool is not followed in."""
+NOT_OBSERVED, HOOK_FAULT = "pool_not_observed", "allocator_hook_fault"
+"""Causes under which steps are counted that the pool is not followed in."""
 
 
 class HostPool(Protocol):
@@ -55,7 +55,7 @@ class PoolJudge:
         self.legality = Legality(topology, self.ledger, bindings)
         self.host: HostPool | None = None
         self.holds = Holds()
-        self.lost: str | None = None
+        self.lost: str | None = NOT_OBSERVED
         self._run = run
         self._operations: list[PoolOperation] = []
         self._operations_before = 0
@@ -65,6 +65,10 @@ class PoolJudge:
         self._audit_at = 0
         self._walk_at = 0
         self._faults_before = run.allocator_faults
+
+    def observe(self, host: HostPool) -> None:
+        """From now on every operation is told, and ``host`` answers the audit. The pool has not been used yet."""
+        self.host, self.lost = host, None
 
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""

@@ -214,7 +214,7 @@ def test_a_connectors_reference_is_nobodys_and_goes_as_it_came() -> None:
     pin, released = host.of(TOUCH)[0], host.of(FREE)[-1]
     assert (pin.cause, pin.request_id) == ("pin", None)
     assert (released.cause, released.request_id) == ("unknown", None)
-    assert host.follower.ledger.history(blocks[0].block_id).freed_by is None  # type: ignore[union-attr]
+    assert host.follower.ledger.history(blocks[0].block_id).freed_by is None  # type: ignore[union-attr]  # the block is in the pool
 
 
 def test_unpinned_blocks_lose_a_reference() -> None:
@@ -290,7 +290,7 @@ def test_a_fault_of_ours_leaves_the_host_as_it_is_and_ends_the_scope(wrapped: Le
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    host.follower.on_pool = fail  # type: ignore[method-assign]
+    host.follower.on_pool = fail  # type: ignore[method-assign]  # a hook that fails is what this is about
     host.add("a", range(40))
     assert host.scheduler.schedule().num_scheduled_tokens == {"a": 40}
     assert host.reader.allocating is None

@@ -38,7 +38,7 @@ class Engine:
         self.judge = EngineJudge(self.run, topology)
         setattr(self.scheduler, OBSERVER, self.judge)
         assert self.judge.pool is not None
-        self.judge.pool.host = PoolReader(self.judge, self.scheduler)
+        self.judge.pool.observe(PoolReader(self.judge, self.scheduler))
         self.control = SchedulerControl(self.scheduler)
         self.judge.isolation = Isolation(self.control, self.run.names, self.judge.pool)
 
@@ -165,7 +165,7 @@ def test_a_finding_of_a_later_step_waits_for_its_own_result(make: Callable[..., 
     engine.find("a")
     assert engine.update(first) == {"a": (1, None), "b": (1, None)}
     assert engine.update(second) == {"a": (0, "error"), "b": (1, None)}
-    engine.judge.on_updated = seen  # type: ignore[method-assign]  # as above
+    engine.judge.on_updated = seen  # type: ignore[method-assign]  # put back what was there
 
 
 def test_its_blocks_are_held_back_and_found_by_nobody(engine: Engine) -> None:
