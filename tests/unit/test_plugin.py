@@ -188,7 +188,7 @@ def test_the_block_pool_is_wrapped_for_the_guard_alone(hub: PluginHub) -> None:
     config = vllm_config()
     config.additional_config["kv_guard_config"] = {"enabled": True}
     hub.configure_engine(config)
-    assert installed(hub) == {"engine", "allocator"}
+    assert installed(hub) == {"bootstrap", "engine", "allocator"}
 
 
 @pytest.mark.parametrize(("v2", "role"), [(False, "worker_v1"), (True, "worker_v2")])
@@ -562,7 +562,8 @@ said["armed"] = changed()
 def config(enabled):
     parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, world_size=1)
     return SimpleNamespace(
-        additional_config={"kv_trace": {"enabled": enabled}, "kv_guard_config": {"enabled": enabled}}, instance_id="one", parallel_config=parallel,
+        additional_config={key: {"enabled": enabled} for key in ("kv_trace", "kv_guard_config")},
+        instance_id="one", parallel_config=parallel,
         use_v2_model_runner=sys.argv[1] == "v2",
     )
 

@@ -498,7 +498,7 @@ class Told:
         self.findings: list[Finding] = []
         self.plans: list[AgreedPlan | PlanSnapshot] = []
         self.plan_bytes: list[int] = []
-        self.run.report = lambda findings, *_, ledger=None: self.findings.extend(findings)  # type: ignore[method-assign]  # the run itself, with what it is told kept
+        self.run.report = lambda findings, *_, **__: self.findings.extend(findings)  # type: ignore[method-assign]  # the run itself, with what it is told kept
         self.run.stream.put = self._put  # type: ignore[method-assign]  # the run itself, with what it is told kept
         self.worker = WorkerJudge(self.run, returns_results=True)
         self.worker.bind_topology(world.topology)
