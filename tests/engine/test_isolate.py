@@ -6,6 +6,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -63,15 +64,42 @@ def test_only_who_is_named_ends_and_all_others_have_their_tokens(asynchronous: b
 
 
 @pytest.mark.multiprocess
-def test_in_processes_of_its_own_the_engine_goes_on(tmp_path: Path, cell: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "rank", "parallel"),
+    [
+        ("slot_plus_one", None, {}),
+        # How another rank's finding gets to EngineCore does not depend on the runner.
+        pytest.param("slot_foreign_block", 1, {"tensor_parallel_size": 2}, marks=pytest.mark.once),
+    ],
+    ids=["one worker", "rank 1 of 2 alone"],
+)
+def test_in_processes_of_its_own_the_engine_goes_on(
+    name: str, rank: int | None, parallel: dict[str, int], tmp_path: Path, cell: Any
+) -> None:
     config = switched_on(tmp_path / "out", "isolate", log="off", request_ids="hashed")
     report = tmp_path / "injected.json"
-    config["kvscope_fault"] = {"name": "slot_plus_one", "rank": None, "after_steps": 6, "report": str(report)}
-    with engine.running(additional_config=config, in_process=False, **ROOMY) as llm:
+    config["kvscope_fault"] = {"name": name, "rank": rank, "after_steps": 6, "report": str(report)}
+    with engine.running(additional_config=config, in_process=False, **ROOMY, **parallel) as llm:
         tokens = workload(llm)
         healthy = workload(llm)
     ended = ended_early(healthy, tokens)
+    assert all(len(right) == 24 for right in healthy)
     assert str(json.loads(report.read_text())["request_id"]).rpartition("-")[0] in ended
     assert len(ended) < len(healthy)
     assert {record.action for record in Trace(tmp_path / "out").violations} == {"isolate"}
-    cell(f"multi-process, isolate: slot_plus_one ended {len(ended)} of {len(healthy)}")
+    cell(f"multi-process, {parallel or 'one worker'}, isolate: {name} ended {len(ended)} of {len(healthy)}")
+
+
+@pytest.mark.once
+@pytest.mark.server
+def test_a_client_is_told_of_the_error_and_the_server_goes_on(runner: engine.Runner, tmp_path: Path) -> None:
+    config = switched_on(tmp_path / "out", "isolate", log="off")
+    config["kvscope_fault"] = {"name": "slot_plus_one", "after_steps": 6, "report": str(tmp_path / "injected.json")}
+    arguments = ["--num-gpu-blocks-override", "400"]
+    log = tmp_path / "server.log"
+    with engine.serving(log, runner=runner, additional_config=config, arguments=arguments) as server:
+        with pytest.raises(HTTPError) as refused:
+            server.complete(range(5, 75), 24)
+        assert refused.value.code == 500
+        assert len(server.complete(range(5, 75), 24)["choices"][0]["token_ids"]) == 24
+    assert "kvscope: isolate (write_target_mismatch) ended " in log.read_text()

@@ -37,8 +37,8 @@ class Engine:
         self.run = make_run(folder, "engine", topology=topology, **actions)
         self.judge = EngineJudge(self.run, topology)
         setattr(self.scheduler, OBSERVER, self.judge)
-        assert self.judge.pool is not None
-        self.judge.pool.observe(PoolReader(self.judge, self.scheduler))
+        if self.judge.pool is not None:
+            self.judge.pool.observe(PoolReader(self.judge, self.scheduler))
         self.control = SchedulerControl(self.scheduler)
         self.judge.isolation = Isolation(self.control, self.run.names, self.judge.pool)
 
@@ -195,6 +195,22 @@ def test_a_reset_gets_them_back_before_it_runs(engine: Engine) -> None:
     assert engine.isolation.held == set()
     assert engine.pool.get_num_free_blocks() == len(engine.pool.blocks) - 1
     engine.assert_books_agree()
+
+
+def test_it_works_without_the_guard_as_well(make: Callable[..., Engine]) -> None:
+    engine = make(guard=None)
+    for name in "ab":
+        add(engine.scheduler, name, PROMPTS[name])
+    scheduled = engine.schedule()
+    blocks = engine.blocks("a")
+    engine.find("a")
+    assert engine.update(scheduled) == {"a": (0, "error"), "b": (1, None)}
+    assert engine.isolation.held == set(blocks)
+    engine.find("gone", block_id=blocks[0])
+    engine.step()
+    assert engine.isolation.held == set(blocks)
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert [engine.pool.blocks[block].ref_cnt for block in blocks] == [0, 0, 0]
 
 
 def test_a_reset_under_running_requests_gets_them_back_too(engine: Engine) -> None:
