@@ -13,7 +13,7 @@ import pytest
 
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, workload
+from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, occasion, workload
 from kvscope.testing.live import LiveTrace, findings_in
 
 from .test_healthy import switched_on
@@ -25,15 +25,11 @@ AFTER_STEPS = 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    runner = metafunc.config.getoption("--runner")
+    names = selftest.detectable(metafunc.config.getoption("--runner"))
     if "quiet" in metafunc.fixturenames:
-        metafunc.parametrize("quiet", [name for name in QUIET if runner in FAULTS[name].runners])
+        metafunc.parametrize("quiet", [name for name in names if name in QUIET])
     if "fault" in metafunc.fixturenames:
-        metafunc.parametrize("fault", [name for name in FAULTS if runner in FAULTS[name].runners])
-
-
-def settings_for(name: str) -> dict[str, Any]:
-    return PREEMPTING if selftest.needs_preemption(name) else SETTINGS
+        metafunc.parametrize("fault", names)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +67,11 @@ def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: 
 
 def test_a_fault_stops_the_engine_under_raise(fault: str, tmp_path: Path) -> None:
     config = switched_on(tmp_path, log="off")
-    with engine.running(additional_config=config, **settings_for(fault)) as llm:
+    settings, traffic = occasion(FAULTS[fault])
+    with engine.running(additional_config=config, **settings) as llm:
         trace = LiveTrace(llm)
-        dummy_every = 4 if FAULTS[fault].point == "dummy" else 0
         with arm(fault, after_steps=AFTER_STEPS) as injection, pytest.raises(ViolationError) as stopped:
-            workload(llm, dummy_every=dummy_every)
+            workload(llm, **traffic)
         assert injection.what is not None
         records = trace.records()
         assert not selftest.mistakes_in(FAULTS[fault], injection.what, findings_in(records), selftest.steps_in(records))
@@ -135,11 +131,10 @@ def test_with_everything_off_no_fault_is_noticed(
             # Without kvscope nothing is attached that could be lost on the way, and nothing is preempted here.
             if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:
-                    dummy_every = 4 if FAULTS[name].point == "dummy" else 0
-                    workload(llm, until=lambda: injection.fired, dummy_every=dummy_every)
+                    workload(llm, until=lambda: injection.fired, **occasion(FAULTS[name])[1])
                 fired.append(injection.fired)
     assert all(fired)
-    assert len(fired) >= 20
+    assert len(fired) >= 50
     assert list(tmp_path.iterdir()) == []
     captured = capfd.readouterr()
     assert "KV_GUARD" not in captured.out + captured.err

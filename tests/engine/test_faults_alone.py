@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvscope.testing.engine import Runner, environment, model_runner, running
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, workload
+from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, occasion, workload
 from kvscope.testing.faults.hooks import Hook
 
 # The kit by itself; with kvscope beside it every fault is injected again in test_faults.py.
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.long
 
 STALE = "stale_row_after_preemption"
 DECLARATION = "_scratch_declaration"
-QUIET = [name for name, fault in FAULTS.items() if not fault.crashes and name != STALE]
+# Those of the allocator are looked at in test_allocator_faults_alone.py.
+QUIET = [name for name, fault in FAULTS.items() if not fault.crashes and name != STALE and fault.point != "allocator"]
 CRASHING = [name for name, fault in FAULTS.items() if fault.crashes]
 
 
@@ -105,7 +106,11 @@ class Observer:
 
 def touched() -> dict[str, Any]:
     """Every host attribute that some fault wraps."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+    from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -115,11 +120,14 @@ def touched() -> dict[str, Any]:
     from vllm.v1.worker.gpu_worker import Worker
 
     owners = (Scheduler, Executor, UniProcExecutor, MultiprocExecutor, WorkerProc, Worker)
-    return {
+    allocator = (EngineCore, KVCacheManager, SingleTypeKVCacheManager, BlockPool)
+    found = {
         f"{owner.__module__}.{owner.__qualname__}.{name}": value
-        for owner in (*owners, RunnerV1, RunnerV2, BlockTables)
+        for owner in (*owners, *allocator, RunnerV1, RunnerV2, BlockTables)
         for name, value in vars(owner).items()
     }
+    modules = [sys.modules[runner.__module__] for runner in (RunnerV1, RunnerV2)]
+    return found | {module.__name__: module.set_forward_context for module in modules}
 
 
 def assert_reached(what: dict[str, Any], seen: dict[str, Any]) -> None:
@@ -147,8 +155,7 @@ def run(llm: Any, name: str, **settings: Any) -> tuple[Any, Observer]:
     with arm(name, **settings) as injection:
         observer = Observer(llm, injection)
         with observer.watching():
-            dummy_every = 2 if name == "dummy_slot" else 0
-            workload(llm, until=lambda: injection.fired, dummy_every=dummy_every)
+            workload(llm, until=lambda: injection.fired, **occasion(FAULTS[name])[1])
         during = touched()
     after = touched()
     assert any(during[key] is not before[key] for key in before)

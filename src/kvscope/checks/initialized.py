@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..state.block_columns import Status
-from ..state.legality import Unwritten
+from ..state.doubts import Unwritten
 from . import past
 from . import rule as r
 from .finding import Finding

@@ -12,6 +12,7 @@ from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
+from . import past
 from .audit import BOOKS_RULES, BooksView
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
@@ -99,7 +100,11 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
             fired += _fired(READ_RULES, group, parts)
         if step.ledger is not None and (is_doubtful or not (group.writes_agree and group.reads_agree)):
             fired += _fired(POOL_PLAN_RULES, group, parts)
-    return _merged(fired) if fired else []
+    findings = _merged(fired) if fired else []
+    for finding in findings:
+        if step.ledger is not None and finding.generation is None and finding.block_id is not None:
+            finding.generation = past.generation(step.ledger, finding.block_id)
+    return findings
 
 
 def judge_pool(

@@ -8,7 +8,7 @@ import msgspec
 
 from ..state.blocks import BlockLedger
 from ..state.holds import Held
-from ..state.legality import Exceeded
+from ..state.doubts import Exceeded
 from ..state.shares import Share
 from . import past
 from . import rule as r

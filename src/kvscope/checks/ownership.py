@@ -8,7 +8,7 @@ import numpy as np
 
 from ..state.block_columns import Status
 from ..state.blocks import BlockLedger
-from ..state.legality import SharedWrite
+from ..state.doubts import SharedWrite
 from . import past
 from . import rule as r
 from .finding import Finding

@@ -42,10 +42,8 @@ def owner_facts(finding: Finding, history: BlockHistory | None, scene: Scene | N
         return _from_pool(finding, history, scene)
     if scene is not None:
         return [("allocated for", _declared_now(scene)), ("freed by", f"{_declared_before(scene)}; {NOT_RECORDED}")]
-    return [
-        ("allocated for", "not known: the replay did not reach this step"),
-        ("freed by", f"not known: {NOT_RECORDED}"),
-    ]
+    unknown = "not known: neither the record nor a replay tells"
+    return [("allocated for", unknown), ("freed by", unknown)]
 
 
 def stale_generation(finding: Finding, history: BlockHistory) -> int | None:
@@ -76,7 +74,7 @@ def _from_pool(finding: Finding, history: BlockHistory, scene: Scene | None) -> 
     is_over = stale is not None and stale != history.generation
     found = [
         ("allocated for", _held_then(finding, stale, scene) if is_over and stale is not None else _handed_out(history)),
-        ("freed by", _freed(history)),
+        ("freed by", _freed(history, stale)),
     ]
     now = _now(history, handed_out_again=is_over)
     if stale is not None:
@@ -106,9 +104,11 @@ def _generation(generation: int | None) -> str:
     return f"generation {generation} (the {ordinal(generation)} time that it was handed out)"
 
 
-def _freed(history: BlockHistory) -> str:
+def _freed(history: BlockHistory, stale: int | None) -> str:
     if history.freed_step is None and history.freed_by is None:
         return "nobody until now"
+    if stale is not None and history.freed_generation is not None and stale < history.freed_generation:
+        return f"no longer known for generation {stale}; the last time by {_freed(history, None)}"
     when = _WHEN.get(history.freed_cause or facts.CAUSE_UNKNOWN, f"({clean(history.freed_cause or '')})")
     who = "nobody that is known" if history.freed_by is None else clean(history.freed_by)
     said = f"{who} in {released_when(history)}, {when}"
@@ -152,7 +152,7 @@ def _consequence(finding: Finding, history: BlockHistory, *, handed_out_again: b
         return f"{last}. {user} {'reads' if reads else 'overwrites'} what {_request(others[0])} has there"
     if history.status != "free":
         return ""
-    return f". {user} goes on {'reading' if reads else 'writing to'} it, and the pool may hand it out at any moment"
+    return f". {user} {'reads' if reads else 'writes to'} it all the same, and the pool may hand it out at any moment"
 
 
 def _written(history: BlockHistory) -> str:

@@ -12,7 +12,7 @@ from kvscope.analysis.scene import Scene
 from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.rule import HOST_ONLY, OUTSIDE, Rule
+from kvscope.checks.rule import HOST_ONLY, OUTSIDE, PART_OF_CHECK, Rule
 from kvscope.events.finding_schema import BlockHistory
 from kvscope.events.frozen import frozen_line
 from kvscope.facts.plans import PAD_SLOT
@@ -86,7 +86,7 @@ def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
     elif finding.reason.startswith(("write_padding", "dummy")):
         facts.append(("request", "none: the slot serves no request"))
     if finding.other_request_id is not None:
-        facts.append(other_request_of(finding, clean(finding.other_request_id)))
+        facts.append(other_request_of(finding, history))
     facts.append(("step", f"{finding.step} (trace_id {clean(finding.trace_id) or '-'})"))
     where = []
     if finding.group_id is not None:
@@ -105,6 +105,10 @@ def _access(folded: FoldedFinding, history: BlockHistory | None) -> list[Fact]:
 def _comparison(finding: Finding, scene: Scene | None, rule: Rule) -> list[Fact]:
     if finding.expected is None and finding.actual is None:
         return [("compared", rule.evidence)]
+    of_guard = PART_OF_CHECK.get(rule.check) == "kv_guard_config"
+    if of_guard and isinstance(finding.actual, str):  # each text may be made of both sources
+        facts = [("expected", value_text(finding.expected, finding, scene)), ("actual", clean(finding.actual))]
+        return [*facts, ("compared", rule.evidence)]
     seen, other = rule.sources
     if IN_BATCH in {finding.expected, finding.actual}:
         seen = "the requests in the runner's batch"

@@ -14,7 +14,7 @@ from kvscope.reports.printable import clean
 Fact = tuple[str, str]
 """A label and what stands behind it."""
 
-SLOT, BLOCK, BLOCKS, TOKENS, POSITION, GENERATION = "slot", "block", "blocks", "tokens", "position", "generation"
+SLOT, BLOCK, BLOCKS, TOKENS, POSITION = "slot", "block", "blocks", "tokens", "position"
 
 _UNIT_OF_REASON = {
     "write_position_mismatch": POSITION,
@@ -25,10 +25,6 @@ _UNIT_OF_REASON = {
     "bind_block_out_of_range": BLOCK,
     "dummy_slot_enabled": SLOT,
     "null_block_write": SLOT,
-    "write_after_release": GENERATION,
-    "read_after_release": GENERATION,
-    "write_uninitialized_gap": TOKENS,
-    "read_uninitialized": TOKENS,
 }
 _UNIT_OF_FAMILY = {"write": SLOT, "read": BLOCK}
 """What the numbers in ``expected`` and ``actual`` count, unless the reason has a unit of its own."""
@@ -36,8 +32,8 @@ _UNIT_OF_FAMILY = {"write": SLOT, "read": BLOCK}
 _ACTION_OF_REASON = {
     "free_inflight_step": "RESERVED",
     "free_list_damaged": "FREE QUEUE",
-    "double_free": "FREED AGAIN",
-    "ref_underflow": "FREED AGAIN",
+    "double_free": "FREED TWICE",
+    "ref_underflow": "COUNTED",
     "leak_after_finish": "NOT FREED",
     "hold_deadline_exceeded": "STILL HELD",
     "aborted_block_still_cached": "STILL CACHED",
@@ -74,7 +70,7 @@ def is_about_content(reason: str) -> bool:
 def is_of_scheduler(reason: str) -> bool:
     """Whether a finding is about what the scheduler or its pool does, so that no runner had a part in it."""
     rule = RULES.get(reason)
-    return reason.startswith(("bind_", "hit_", "aborted_")) or (rule is not None and rule.check == "A")
+    return reason.startswith(("bind_", "hit_", "zero_", "aborted_")) or (rule is not None and rule.check == "A")
 
 
 def action_of(reason: str) -> str:
@@ -118,7 +114,7 @@ def access_of(finding: Finding, scene: Scene | None, history: BlockHistory | Non
     if is_after_release(finding.reason) and finding.block_id is not None:
         return action, f"{what}, after the block was freed{_step('in', history)}"
     if finding.reason == "double_free" and history is not None and history.status == "free":
-        return action, f"{what}, which is free{_step('since', history)}"
+        return "FREED AGAIN", f"{what}, which is free{_step('since', history)}"
     return action, what
 
 
@@ -127,9 +123,12 @@ def _step(preposition: str, history: BlockHistory | None) -> str:
     return "" if history is None or history.freed_step is None else f" {preposition} step {history.freed_step}"
 
 
-def other_request_of(finding: Finding, name: str) -> Fact:
-    """The finding's second request."""
-    return ("hits" if action_of(finding.reason) in _ACCESSES else "other request"), name
+def other_request_of(finding: Finding, history: BlockHistory | None) -> Fact:
+    """The finding's second request: whom the access hits, unless the request is only named for its part in it."""
+    name = finding.other_request_id
+    has_block = history is None or name in {owner.request_id for owner in history.owners}
+    hits = action_of(finding.reason) in _ACCESSES and has_block
+    return ("hits" if hits else "other request"), clean(name or "")
 
 
 def slot_text(slot: int, scene: Scene | None, block_id: int | None = None) -> str:
@@ -153,6 +152,6 @@ def value_text(value: int | str | None, finding: Finding, scene: Scene | None) -
     if unit == BLOCK:
         limit = finding.reason == "bind_block_out_of_range" and value == finding.expected
         return f"{'at most ' if limit else ''}block {value}"
-    if unit in {POSITION, GENERATION}:
-        return f"{unit} {value}"
+    if unit == POSITION:
+        return f"position {value}"
     return f"{value} {unit}" if unit else str(value)

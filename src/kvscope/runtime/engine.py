@@ -16,6 +16,9 @@ from ..state.bindings import Bindings
 from .pool import PoolJudge
 from .run import Run
 
+_NOTHING = StepResult(request_ids=(), sampled_tokens=())
+"""A result that carries no requests still ends its step."""
+
 
 class EngineJudge:
     """One scheduler's observer.
@@ -29,6 +32,7 @@ class EngineJudge:
         self._bindings = Bindings(topology, doubts=True)
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self._scheduling = False
+        self._told_before = 0
         self._judged_groups = sum(group.judged for group in topology.groups)
         self._step = 0
         self._trace_prefix = f"{run.engine_id}."
@@ -72,8 +76,9 @@ class EngineJudge:
         self._bindings.apply(requests)
         if declaration.total_num_scheduled_tokens == 0:
             run.coverage.empty_steps += 1
-            # Its word on who finished or was preempted is needed to replay the steps that follow.
-            if not (requests.finished or requests.preempted):
+            # Its word on who finished or was preempted, and on what the pool did until then, is needed to replay
+            # the steps that follow.
+            if not (requests.finished or requests.preempted or declaration.operations):
                 if pool is not None:
                     pool.declare(declaration)
                 return
@@ -95,13 +100,15 @@ class EngineJudge:
             return
         findings = judge_bind(declaration, self._bindings, run.parts)
         if findings:
-            run.report(findings, "scheduler", "schedule")
+            ledger = pool.ledger if pool is not None and pool.lost is None else None
+            run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run
         step = declaration.step if declaration is not None else self._step
-        if declaration is not None and result is not None and not declaration.is_empty:
+        if declaration is not None and not declaration.is_empty:
+            result = result or _NOTHING
             run.stream.put(
                 "update_input",
                 result,
@@ -114,12 +121,13 @@ class EngineJudge:
         if self.pool is not None and declaration is not None and not declaration.is_empty:
             self.pool.confirm(declaration, result)
         self._stop_if_due(step)
+        self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        if self._run.pending:
-            self._stop_if_due(self._step)
+        if len(self._run.pending) > self._told_before:
+            self._stop(self._run.pending[self._told_before])
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)

@@ -30,9 +30,6 @@ WALKED_BLOCKS = 4096
 WALK_EVERY_STEPS = 64
 HOOK_FAULT = "allocator_hook_fault"
 """Cause under which steps are counted that the pool is not followed in."""
-STATE_EVERY_NS = 10**9
-STATE_BLOCKS, STATE_NEIGHBOURS = 512, 8
-"""A finding is accompanied by a kv.state of at most so many blocks, at most once a second."""
 
 
 class HostPool(Protocol):
@@ -67,7 +64,6 @@ class PoolJudge:
         self._audit_in = AUDIT_EVERY_STEPS
         self._audit_at = 0
         self._walk_at = 0
-        self._state_due = 0
         self._faults_before = run.allocator_faults
 
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
@@ -123,7 +119,7 @@ class PoolJudge:
         legality = self.legality
         findings: list[Finding] = []
         if legality.advance(declaration):
-            findings = judge_content(declaration, legality, self._run.parts)
+            self._report(judge_content(declaration, legality, self._run.parts), "schedule")
             legality.end_finished()
         self._fences.declare(declaration)
         self._audit_in -= 1
@@ -134,8 +130,7 @@ class PoolJudge:
             overdue = self.holds.overdue(self._last_returned, monotonic_ns())
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
-        if findings:
-            self._report(findings, "schedule")
+        self._report(findings, "schedule")
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
@@ -167,34 +162,5 @@ class PoolJudge:
         return judge_audit(differences, declaration.step, declaration.trace_id, ledger, self._run.parts)
 
     def _report(self, findings: list[Finding], boundary: str) -> None:
-        if not findings:
-            return
-        self._run.report(findings, "allocator", boundary, ledger=self.ledger)
-        now = monotonic_ns()
-        if now >= self._state_due:
-            self._state_due = now + STATE_EVERY_NS
-            snapshot = self.ledger.snapshot(_concerned(findings, self.ledger))
-            finding = findings[0]
-            self._run.stream.put(
-                "state",
-                snapshot,
-                component="allocator",
-                boundary=boundary,
-                after_step=finding.step,
-                approx_bytes=256 + 128 * len(snapshot.block_ids),
-            )
-
-
-def _concerned(findings: list[Finding], ledger: BlockLedger) -> list[int]:
-    """The blocks that findings name, their neighbours, and those of the requests that they name."""
-    blocks: dict[int, None] = {}
-    for finding in findings:
-        if finding.block_id is not None:
-            around = range(finding.block_id - STATE_NEIGHBOURS, finding.block_id + STATE_NEIGHBOURS)
-            blocks.update(dict.fromkeys(block for block in around if 0 <= block < ledger.num_blocks))
-        for request_id in (finding.request_id, finding.other_request_id):
-            if request_id is not None:
-                blocks.update(dict.fromkeys(share.block_id for share in ledger.owned_by(request_id)))
-        if len(blocks) >= STATE_BLOCKS:
-            break
-    return list(blocks)[:STATE_BLOCKS]
+        if findings:
+            self._run.report(findings, "allocator", boundary, ledger=self.ledger)

@@ -31,10 +31,14 @@ from ..sinks.stream import Stream
 from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
+from .concerned import concerned_blocks
 from .folding import FindingFolds
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
+STATE_INTERVAL_SECONDS = 1.0
+"""Findings that are written are accompanied by the state of the blocks that they concern, at most so often."""
+
 PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that every judged row of a plan goes through."""
 
@@ -82,6 +86,7 @@ class Run:
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
         self._folds = FindingFolds()
+        self._state_due = 0.0
         self._stream: Stream | None = None
         self._coverage_due = 0.0
 
@@ -156,16 +161,20 @@ class Run:
     ) -> None:
         """Record findings, and keep those whose action is ``raise`` for EngineCore.
 
-        With a ledger the record has what became of the finding's block until now: so call this before the ledger takes
-        over the operation that the finding is about. Repetitions are folded (see ``runtime.folding``). A finding whose
-        access can crash the process is on disk when this returns, unless it is folded.
+        With a ledger the record has what became of the finding's block until now, and ahead of it stands a kv.state of
+        the blocks that the findings concern: so call this before the ledger takes over the operation that they are
+        about. Repetitions are folded (see ``runtime.folding``). A finding whose access can crash the process is on disk
+        when this returns, unless it is folded.
         """
         for finding in findings:
             finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
             repeats = self.coverage.count_finding(finding.reason, finding.group_id, finding.step)
             stops = self.stops(finding)
             if self._folds.take(finding, component, boundary, monotonic()):
-                history = None if ledger is None else history_of(finding, ledger, self.names)
+                history = None
+                if ledger is not None:
+                    self._put_state(findings, ledger, component, boundary)
+                    history = history_of(finding, ledger, self.names)
                 violation = self._violation(finding, repeats, history)
                 urgent = stops or finding.launch_fatal
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
@@ -173,9 +182,27 @@ class Run:
                 self.deliver(finding)
             SUBSCRIBERS.publish(finding, RULES[finding.reason], self.names)
 
+    def _put_state(self, findings: Sequence[Finding], ledger: BlockLedger, component: str, boundary: str) -> None:
+        """Ahead of the finding, so that it stands in the incident file, too."""
+        now = monotonic()
+        if now < self._state_due:
+            return
+        self._state_due = now + STATE_INTERVAL_SECONDS
+        snapshot = ledger.snapshot(concerned_blocks(findings, ledger))
+        self.stream.put(
+            "state",
+            snapshot,
+            component=component,
+            boundary=boundary,
+            step=findings[0].step,
+            trace_id=findings[0].trace_id,
+            approx_bytes=256 + 128 * len(snapshot.block_ids),
+        )
+
     def forget_findings(self) -> None:
         """Count and write from here on as if there had been none."""
         self._folds.clear()
+        self._state_due = 0.0
         self.coverage.findings.clear()
 
     def stops(self, finding: Finding) -> bool:

@@ -16,6 +16,7 @@ from ..logs import say
 from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from .follower import PoolFollower
 from .run import Run
@@ -190,8 +191,7 @@ class WorkerJudge:
             after_step=self._last_step,
         )
         self._run.coverage.dummy_runs += 1
-        ledger = self._pool.sides[0] if self._pool is not None else None
-        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=ledger)
+        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=self._ledger)
         if findings:
             self._report(findings, "runner", "dummy")
 
@@ -234,9 +234,14 @@ class WorkerJudge:
             approx_bytes=(128 * rows + 8 * tokens) * groups + tables_bytes,
         )
 
+    @property
+    def _ledger(self) -> BlockLedger | None:
+        """This worker's ledger of the pool; None where the pool is not followed, or no longer."""
+        return self._pool.sides[0] if self._pool is not None else None
+
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Without a mailbox it is the step's failure that stops the engine, where vLLM takes this rank's word."""
-        self._run.report(findings, component, boundary)
+        self._run.report(findings, component, boundary, ledger=self._ledger)
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])
 

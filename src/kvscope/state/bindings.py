@@ -295,13 +295,14 @@ class Bindings:
                 blocks.extend(min(max(block, -1), _LARGEST) for block in block_ids)
             else:
                 blocks.extend(block_ids)
-            is_unsound = is_outside or null in block_ids
-            if is_unsound:
+            has_null = null in block_ids
+            if is_outside or has_null:
                 table.sound_from[group_index] = len(blocks)
             if self._doubts:
                 seen = table.seen[group_index]
                 fresh = len(seen) + len(block_ids)
                 seen.update(block_ids)
+                is_unsound = is_outside or (has_null and self.topology.groups[group_index].judged)
                 doubtful |= is_unsound or len(seen) != fresh
         self._stale[table.row] = table
         self._count_capacity(table)

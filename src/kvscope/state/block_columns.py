@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from operator import gt
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -123,24 +123,45 @@ class BlockColumns:
 
     def all_unused(self, block_ids: Sequence[int]) -> bool:
         """Whether these are blocks of the pool that are counted, each named once, and none has a reference."""
-        return self._each_once(block_ids) and not any(self._counts(block_ids, REFERENCES))
+        if len(block_ids) > COUNTED_ONE_BY_ONE:
+            return self._each_once(block_ids) and not self._column(block_ids, REFERENCES).any()
+        cells, end, null = self._cells, self.num_blocks, self.null_block_id
+        for block in block_ids:
+            if not 0 <= block < end or cells[(block << SHIFT) + REFERENCES] or block == null:
+                return False
+        return len(set(block_ids)) == len(block_ids)
 
     def all_in_use(self, block_ids: Sequence[int]) -> bool:
         """Whether these are blocks of the pool that are counted, each named once, and each has a reference."""
-        return self._each_once(block_ids) and all(self._counts(block_ids, REFERENCES))
+        if len(block_ids) > COUNTED_ONE_BY_ONE:
+            return self._each_once(block_ids) and bool(self._column(block_ids, REFERENCES).all())
+        cells, end, null = self._cells, self.num_blocks, self.null_block_id
+        for block in block_ids:
+            if not 0 <= block < end or not cells[(block << SHIFT) + REFERENCES] or block == null:
+                return False
+        return len(set(block_ids)) == len(block_ids)
 
     def balanced(self, block_ids: Sequence[int], references: Sequence[int] | None = None) -> bool:
         """Whether these are blocks of the pool that are counted, with as many references as ``references`` ``[n]``
         says (None: any number), and with no more places in tables than that.
         """
-        if not block_ids:
-            return True
-        if not self._has_all(block_ids):
-            return False
-        counts = self._counts(block_ids, REFERENCES)
-        if references is not None and counts != references:
-            return False
-        return not any(map(gt, self._counts(block_ids, OWNERS), counts))
+        if len(block_ids) > COUNTED_ONE_BY_ONE:
+            counts = self._column(block_ids, REFERENCES)
+            said = counts.tolist() if references is None else references
+            return (
+                self._has_all(block_ids)
+                and counts.tolist() == said
+                and not (self._column(block_ids, OWNERS) > counts).any()
+            )
+        cells, end, null = self._cells, self.num_blocks, self.null_block_id
+        for block, count in zip(block_ids, repeat(None) if references is None else references, strict=False):
+            if not 0 <= block < end or block == null:
+                return False
+            at = block << SHIFT
+            here = cells[at + REFERENCES]
+            if cells[at + OWNERS] > here or (count is not None and count != here):
+                return False
+        return references is None or len(references) == len(block_ids)
 
     def status_of(self, block_ids: Ids) -> npt.NDArray[np.uint8]:
         """:class:`Status` of each block, ``uint8 [n]``."""
@@ -162,16 +183,8 @@ class BlockColumns:
         values: Int32 = self._rows[self._where(block_ids), column]
         return values
 
-    def _counts(self, block_ids: Sequence[int], column: int) -> list[int]:
-        """One column of blocks that the pool has, ``[n]``."""
-        if len(block_ids) > COUNTED_ONE_BY_ONE:
-            counts: list[int] = self._rows[np.array(block_ids), column].tolist()
-            return counts
-        cells = self._cells
-        return [cells[(block << SHIFT) + column] for block in block_ids]
-
     def _each_once(self, block_ids: Sequence[int]) -> bool:
-        return not block_ids or (len(set(block_ids)) == len(block_ids) and self._has_all(block_ids))
+        return len(set(block_ids)) == len(block_ids) and self._has_all(block_ids)
 
     def _where(self, block_ids: Ids) -> Where:
         """The row of each id, ``intp [n]``."""

@@ -118,9 +118,10 @@ def test_every_check_has_a_meaning_and_a_part() -> None:
 
 def test_the_order_of_precedence_is_the_published_one() -> None:
     v = vocabulary
-    outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED}
-    foreign, target_or_length = {v.FOREIGN_ROW, v.FOREIGN}, {v.POSITION, v.TARGET, v.LENGTH, v.SHORT}
-    classes = [outside, null, released, foreign, target_or_length]
+    outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
+    foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
+    target_or_length, contents = {v.POSITION, v.TARGET, v.LENGTH, v.SHORT}, {v.UNWRITTEN}
+    classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):
         assert max(earlier) < min(later)
 
@@ -136,6 +137,12 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
         ("read_row_request_mismatch", vocabulary.FOREIGN_ROW),
         ("write_foreign_block", vocabulary.FOREIGN),
         ("read_foreign_block", vocabulary.FOREIGN),
+        ("write_after_release", vocabulary.RELEASED),
+        ("read_after_release", vocabulary.RELEASED),
+        ("write_reserved_block", vocabulary.RESERVED),
+        ("read_reserved_block", vocabulary.RESERVED),
+        ("bind_null_block_declared", vocabulary.NULL),
+        ("alloc_null_block", vocabulary.NULL),
     ],
 )
 def test_a_reason_stands_in_its_class(reason: str, rank: int) -> None:

@@ -49,6 +49,7 @@ def test_an_incident_has_the_last_steps_and_then_the_finding(incident: Path) -> 
     lines = [json.loads(line) for line in incident.read_bytes().splitlines()]
     assert (lines[0]["event"], lines[-1]["event"]) == ("kv.enabled", "kv.violation")
     assert sorted({line["step"] for line in lines[1:]}) == [6, 7, 8, 9]
+    assert lines[-2]["event"] == "kv.state"
     assert {"kv.bind", "kv.write", "kv.read"} <= {line["event"] for line in lines}
     assert sum(line["event"] == "kv.violation" for line in lines) == 1
 

@@ -10,7 +10,7 @@ from kvscope.analysis.tally import FoldedFinding
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import HOST_ONLY, Rule
 from kvscope.events.histories import history_of
-from kvscope.facts.allocator import ALLOC, CACHE, FREE, HOLD, TOUCH, PoolOperation
+from kvscope.facts.allocator import ALLOC, CACHE, FREE, TOUCH, PoolOperation
 from kvscope.state.blocks import BlockLedger
 
 NUM_BLOCKS = 2048
@@ -76,8 +76,8 @@ USE_AFTER_FREE_READ = live(
     position=217,
     block_id=45,
     generation=3,
-    expected=4,
-    actual=3,
+    expected="generation 3, in which it had the block",
+    actual="released since: generation 4, handed out in step 180; freed in step 171 (preempt) before that",
 )
 
 NOT_HANDED_ON = told(*BEFORE, COMES, (160, say(CACHE, [45], READER, hash_counts=[1])), PREEMPTED)
@@ -93,8 +93,8 @@ USE_AFTER_FREE_WRITE = live(
     block_id=45,
     slot=725,
     generation=3,
-    expected="a block that the request has",
-    actual="generation 3, freed in step 171 (preempt)",
+    expected="generation 3, in which it had the block",
+    actual="released since: generation 3, freed in step 171 (preempt)",
 )
 USE_AFTER_FREE_WRITE.in_replay = 1
 USE_AFTER_FREE_WRITE.scene = Scene(
@@ -119,16 +119,26 @@ DOUBLE_FREE = live(
     actual="1 reference released, of 0; generation 3, freed in step 30 (window)",
 )
 
+DOUBLE_FREE_AT_ONCE = live(
+    told(*BEFORE, (20, say(ALLOC, [40, 41, 45], OWNER, first_index=0))),
+    process="engine-0-4700",
+    reason="double_free",
+    request_id=OWNER,
+    block_id=45,
+    generation=3,
+    expected="no more references released than it has",
+    actual="2 released of 1; generation 3, handed out in step 20",
+)
+
 LEAK = live(
-    told((2, say(ALLOC, [44, 45], OLD, first_index=0)), (9, say(HOLD, [44, 45], OLD, cause="finish")),
-         (9, say(FREE, [44], None, cause="deferred"))),
+    told((2, say(ALLOC, [44, 45], OLD, first_index=0)), (9, say(FREE, [44], OLD, cause="finish"))),
     process="engine-0-4700",
     reason="leak_after_finish",
     request_id=OLD,
     block_id=45,
     generation=1,
-    expected="no reference 100 steps after the request finished",
-    actual="1 reference",
+    expected="all its blocks released or held",
+    actual="1 block still in its table; the first: generation 1, handed out in step 2",
 )  # fmt: skip
 
 FOREIGN_WRITE = live(
@@ -203,14 +213,15 @@ UNINITIALIZED = live(
     position=47,
     block_id=45,
     generation=3,
-    expected=16,
-    actual=5,
+    expected="16 tokens of the block written",
+    actual="5; generation 3, handed out in step 200",
 )
 
 STORIES = {
     "use_after_free_read": USE_AFTER_FREE_READ,
     "use_after_free_write": USE_AFTER_FREE_WRITE,
     "double_free": DOUBLE_FREE,
+    "double_free_at_once": DOUBLE_FREE_AT_ONCE,
     "leak_after_finish": LEAK,
     "foreign_write_by_pool": FOREIGN_WRITE,
     "null_block": NULL_BLOCK,
@@ -227,38 +238,43 @@ def rule(reason: str, check: str, title: str, sources: tuple[str, str], proves_n
     )  # fmt: skip
 
 
-_CALLS = ("the call of the block pool", "the calls before it, added up")
+_ADDED_UP = "the calls of the pool, added up"
 RULES_HERE = {
     made.reason: made
     for made in (
         rule(
-            "read_after_release", "C2", "a block is read through a table entry from before it was freed",
-            ("the table that the request goes on with", "the calls of the block pool, replayed"), HOST_ONLY,
-            "A block that was freed and hit again; a request that is bound anew.",
+            "read_after_release", "C2", "attention reads a block that was released",
+            ("the block tables handed to attention", _ADDED_UP), HOST_ONLY,
+            "Entries before the attention window, whose blocks were given back; blocks that the request shares and "
+            "still has.",
         ),
         rule(
-            "write_after_release", "C2", "a token is written into a block that the request no longer has",
-            ("the table that the request goes on with", "the calls of the block pool, replayed"), HOST_ONLY,
-            "A block that was freed and hit again; a request that is bound anew.",
+            "write_after_release", "C2", "a token is written into a block that was released",
+            ("the slots handed to attention", _ADDED_UP), HOST_ONLY,
+            "Padding; blocks that were handed out again to the same request.",
         ),
         rule(
-            "double_free", "A", "a block is freed twice", _CALLS, "Which of the releases was the wrong one.",
+            "double_free", "A", "a block is freed twice",
+            ("the call of the block pool", "the calls before it, added up"), "Which of the releases was the wrong one.",
             "A block released once for each request that has it; releases that come late (deferred frees).",
         ),
         rule(
-            "leak_after_finish", "A", "a finished request still has a block",
-            ("the references of its blocks", "the requests that are still there"),
-            "That nobody will free it later.", "Cached blocks; deferred frees; what a connector keeps.",
+            "leak_after_finish", "A", "a finished request still has blocks",
+            ("the scheduler's declaration, replayed", _ADDED_UP),
+            "That the blocks never come back: they have not when the step is declared.",
+            "Cached blocks, which nobody has; deferred frees and blocks that a connector still sends.",
         ),
         rule(
             "alias_owner_mismatch", "A", "a block has more owners than references",
-            ("the references to it", "the places where the block stands in requests' tables"),
-            "Which of the owners has lost its reference.", "Blocks shared by prefix hits.",
+            ("the places where the block stands in requests' tables", "the references to it"),
+            "Which of the owners has lost its reference.",
+            "Blocks shared by prefix hits, each with a reference of its own.",
         ),
         rule(
-            "read_uninitialized", "C5", "a request reads what nobody has written",
-            ("what steps were declared to write", "the lengths handed to attention"), HOST_ONLY,
-            "Hits on blocks that the same step fills.",
+            "read_uninitialized", "C5", "attention reads what was never written",
+            ("the block tables handed to attention", "the tokens declared written since the block was handed out"),
+            "What the block holds: it may be left over from whoever had it before.",
+            "Blocks that the same step fills; loads inside the step; entries before the attention window.",
         ),
     )
 }  # fmt: skip

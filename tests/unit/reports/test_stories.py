@@ -77,6 +77,17 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
     assert "neighbours" not in bare
 
 
+def test_of_a_generation_that_is_long_over_the_end_is_not_made_up() -> None:
+    text = with_history(generation=6, freed_generation=5)
+    assert "allocated for cmpl-7d1: generation 3" in text
+    assert "freed by no longer known for generation 3; the last time by cmpl-7d1 in step 171" in text
+
+
+def test_only_who_has_the_block_is_said_to_be_hit() -> None:
+    assert f"hits {OWNER} " in with_history()
+    assert f"other request {OWNER} " in with_history(owners=[])
+
+
 def test_many_owners_are_counted() -> None:
     owners = [BlockOwner(request_id=f"r{n}", group_id=0, logical_index=n, live=True) for n in range(8)]
     text = with_history(DOUBLE_FREE, status="active", references=20, owners=owners, num_owners=20)

@@ -228,7 +228,8 @@ def test_every_reason_can_be_told_with_as_little_as_its_name(reason: str) -> Non
 
 def test_a_reason_from_a_later_version_is_told_as_unknown() -> None:
     folded = FoldedFinding(
-        first=Finding(reason="from_the_future", step=1, trace_id=""), process="p", runner=None, action="log",
+        first=Finding(reason="from_the_future", step=1, trace_id="", block_id=3, actual="later"),
+        process="p", runner=None, action="log",
         first_step=1, last_step=1,
     )  # fmt: skip
     assert "a reason that this version does not know" in plain(draw(prepare(folded)))

@@ -16,6 +16,7 @@ from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.requests import Admission
 from kvscope.facts.topology import Ranks
 from kvscope.runtime import run as module
+from kvscope.runtime.concerned import MOST_BLOCKS, concerned_blocks
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.run import COVERAGE_INTERVAL_SECONDS
 from kvscope.runtime.salt import SALT_VARIABLE
@@ -156,6 +157,31 @@ def test_with_a_ledger_a_finding_is_recorded_with_what_became_of_its_block(
     assert "req-a" not in json.dumps(said)
     assert "history" not in without_block
     assert "history" not in without_ledger
+
+
+def test_ahead_of_a_finding_stands_the_state_of_its_blocks_and_of_its_requests(tmp_path: Path) -> None:
+    """Once a second at most, and not for what is folded; the incident file has it as well."""
+    run = make_run(tmp_path)
+    run.open()
+    ledger = BlockLedger(64, 0)
+    ledger.apply(PoolOperation(kind="alloc", block_ids=[50, 51], request_id="a", group_id=0, first_index=0), 2)
+    ledger.apply(PoolOperation(kind="alloc", block_ids=[4, 30], request_id="c", group_id=0, first_index=0), 2)
+    for step in (3, 4, 5):
+        run.report([finding("write_foreign_block", step=step, block_id=4)], "runner", "plan", ledger=ledger)
+    said = [record for record in records(run) if record["event"] in {"kv.state", "kv.violation"}]
+    assert [record["event"] for record in said] == ["kv.state", *["kv.violation"] * 3]
+    assert said[0]["block_ids"] == [[0, 11], [50, 51]]
+    assert (said[0]["step"], said[0]["trace_id"], said[0]["boundary"]) == (3, "t3", "plan")
+    (incident,) = run.stream.folder.glob("incident-*.jsonl")
+    events = [json.loads(line)["event"] for line in incident.read_bytes().splitlines()]
+    assert events == ["kv.enabled", "kv.state", "kv.violation"]
+
+
+def test_the_blocks_that_findings_concern_are_bounded() -> None:
+    ledger = BlockLedger(4096, 0)
+    ledger.apply(PoolOperation(kind="alloc", block_ids=list(range(1, 2000)), request_id="a", group_id=0), 1)
+    assert len(concerned_blocks([finding(block_id=4), finding(block_id=9)], ledger)) == MOST_BLOCKS
+    assert concerned_blocks([finding(block_id=1 << 40)], BlockLedger(16, 0)) == []
 
 
 def test_a_repetition_that_stops_still_stops(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvscope.testing.faults import FAULTS, arm, injection, plugin
+from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
-from kvscope.testing.faults.padding import DUMMY_FAULT, PADDING_FAULT
+from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
+from kvscope.testing.faults.stories import STORIES
 from kvscope.testing.faults.workload import prompts
 
 
@@ -45,6 +46,8 @@ def test_hooks_may_be_removed_in_any_order() -> None:
 def test_a_function_that_the_host_lacks_is_named() -> None:
     with pytest.raises(LookupError, match=r"Host\.leap"):
         Hook(Host, "leap", lambda original: original())
+    with pytest.raises(LookupError, match=r"kvscope\.testing\.faults\.plugin\.leap"):
+        Hook(plugin, "leap", lambda original: original())
 
 
 def test_undo_restores_the_oldest_value() -> None:
@@ -63,7 +66,8 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
         "plan": {*PLAN_FAULTS, PADDING_FAULT},
         "declaration": set(DECLARATION_FAULTS),
         "handover": set(HANDOVER_FAULTS),
-        "dummy": {DUMMY_FAULT},
+        "dummy": set(DUMMY_FAULTS),
+        "allocator": set(STORIES),
     }
     for point, names in by_point.items():
         assert {name for name, fault in FAULTS.items() if fault.point == point} == names
@@ -73,6 +77,13 @@ def test_what_must_be_found_is_not_also_a_mere_consequence() -> None:
     for fault in FAULTS.values():
         assert fault.expected not in fault.alternatives
         assert fault.runners <= {"v1", "v2"}
+
+
+def test_a_fault_says_under_which_engine_and_requests_it_happens() -> None:
+    assert occasion(FAULTS["slot_plus_one"]) == (SETTINGS, {})
+    assert occasion(FAULTS["stale_row_after_preemption"]) == (PREEMPTING, {})
+    assert occasion(FAULTS["dummy_slot"]) == (SETTINGS, TRAFFIC["dummies"])
+    assert {fault.traffic for fault in FAULTS.values()} == set(TRAFFIC)
 
 
 def test_an_unknown_fault_is_refused_by_name() -> None:
@@ -209,6 +220,8 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
         ("delta_dropped", 1, None, False),
         ("delta_dropped", 1, 1, True),
         ("dummy_slot", None, None, False),
+        ("premature_free", None, None, True),
+        ("premature_free", None, 0, False),
     ],
 )
 def test_one_kind_of_process_puts_a_fault_in(
@@ -227,6 +240,12 @@ def test_the_plugin_is_idle_where_the_engine_shares_the_process(monkeypatch: pyt
 def test_the_plugin_does_nothing_without_its_key(additional: object) -> None:
     plugin._configured(SimpleNamespace(additional_config=additional), rank=0)
     assert plugin._armed == []
+
+
+def test_the_plugin_refuses_a_fault_that_needs_one_process() -> None:
+    settings = {"name": "block_not_declared"}
+    with pytest.raises(ValueError, match="'block_not_declared' needs scheduler and worker in one process"):
+        plugin._configured(SimpleNamespace(additional_config={"kvscope_fault": settings}), rank=None)
 
 
 def test_the_plugin_reports_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

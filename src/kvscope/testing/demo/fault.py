@@ -14,7 +14,7 @@ from typing import Any
 from kvscope.checks.finding import Finding
 from kvscope.testing.demo.apart import run_module
 from kvscope.testing.engine import Runner, apply_environment, running
-from kvscope.testing.faults import FAULTS, SETTINGS, arm, workload
+from kvscope.testing.faults import FAULTS, arm, occasion, workload
 from kvscope.testing.live import LiveTrace, findings_in, steps_in
 from kvscope.testing.selftest import mistakes_in
 
@@ -39,13 +39,14 @@ def run(runner: Runner, name: str, directory: Path) -> dict[str, Any]:
     apply_environment(runner)
     part = {"enabled": True, "action": "log"}
     config = {"kv_trace": part, "kv_guard_config": part, "kv_output": {"dir": str(directory), "log": "off"}}
-    with running(additional_config=config, **SETTINGS) as llm:
+    settings, traffic = occasion(FAULTS[name])
+    with running(additional_config=config, **settings) as llm:
         trace = LiveTrace(llm)
         with arm(name, after_steps=_AFTER_STEPS) as injection:
-            workload(llm, until=lambda: injection.fired)
+            workload(llm, until=lambda: injection.fired, **traffic)
         records = trace.records()
     findings, steps, what = findings_in(records), steps_in(records), injection.what
-    number = int(what["step"]) if what is not None else 0
+    number = (what["step"] or 0) if what is not None else 0
     return {
         "fault": name,
         "summary": FAULTS[name].summary,

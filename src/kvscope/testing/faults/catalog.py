@@ -1,13 +1,7 @@
 """What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
 
-from dataclasses import dataclass
-from typing import Literal
-
-Point = Literal["plan", "declaration", "handover", "dummy"]
-"""`plan`: the runner's final objects alone. `declaration`: the scheduler's output before it is declared, so that
-declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work."""
-
-BOTH = frozenset({"v1", "v2"})
+from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
+from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
 # and the rules that hold the plan against the allocator see the same error from their side.
@@ -28,25 +22,6 @@ _WRONG_READ = frozenset({
     "logical_order_mismatch", "read_after_release", "read_duplicate_block", "read_foreign_block",
     "read_row_request_mismatch", "read_target_mismatch", "read_uninitialized",
 })  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One way to corrupt a step.
-
-    `expected` is the reason that must be found, or one of `alternatives` where the host's state at that moment decides
-    (`Injection.what["expected"]` then says which). `allowed_also` are true consequences of the same injection, in its
-    step or later ones. A fault that `crashes` makes attention touch unmapped memory unless the access is refused.
-    """
-
-    name: str
-    summary: str
-    expected: str
-    point: Point = "plan"
-    alternatives: frozenset[str] = frozenset()
-    allowed_also: frozenset[str] = frozenset()
-    runners: frozenset[str] = BOTH
-    crashes: bool = False
 
 
 _ALL = [
@@ -147,6 +122,7 @@ _ALL = [
         name="stale_row_after_preemption",
         summary="A request that resumes after its preemption reads through the blocks that it held before.",
         expected="read_target_mismatch",
+        traffic="preempting",
         alternatives=frozenset({"read_foreign_block"}),
         allowed_also=_WRONG_READ,
     ),
@@ -222,8 +198,19 @@ _ALL = [
         summary="A run without work writes its token to the first slot of a live request.",
         expected="dummy_slot_enabled",
         point="dummy",
+        traffic="dummies",
+        allowed_also=frozenset({"dummy_persistent_slot_enabled", "dummy_table_live"}),
+    ),
+    Fault(
+        name="dummy_writes_loaded_prefix",
+        summary="A run without work writes its token to the last slot of a live request's first block, which is full.",
+        expected="dummy_table_live",
+        point="dummy",
+        traffic="dummies",
+        alternatives=frozenset({"dummy_slot_enabled"}),
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
     ),
+    *ALLOCATOR_FAULTS,
 ]
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -9,16 +9,17 @@ Around = Callable[..., Any]
 
 
 class Hook:
-    """One wrapped attribute of a class.
+    """One wrapped function of a class, or of a module that has imported it.
 
     Removing puts the very object back that was found. Where somebody else has wrapped on top in the meantime, the
     wrapper stays below as a call to the original, because taking it out would take the other one out as well.
     """
 
-    def __init__(self, owner: type, name: str, around: Around) -> None:
+    def __init__(self, owner: Any, name: str, around: Around) -> None:
         found = owner.__dict__.get(name)
         if not callable(found):
-            raise LookupError(f"this host has no {owner.__module__}.{owner.__qualname__}.{name}")
+            where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+            raise LookupError(f"this host has no {where}.{name}")
         self._owner, self._name, self._original = owner, name, found
         self._around: Around | None = around
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from kvscope.testing.faults.catalog import FAULTS, Fault
+from kvscope.testing.faults.catalog import FAULTS
+from kvscope.testing.faults.fault import Fault
 from kvscope.testing.faults.hooks import Hook, Undo
 
 What = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The two faults in slots that no token of a request owns: behind the batch, and in a run without work.
+"""The faults in slots that no token of a request owns: behind the batch, and in a run without work.
 
 **Padding.** Eager mode pads nothing: the descriptor's number of tokens is the batch's. So the fault first lets the host
 pad, as graph sizes or other data-parallel ranks would, by a larger `num_tokens` in the batch descriptor: V1 takes it
@@ -7,9 +7,11 @@ V1 returns `slot_mapping.gpu[:padded]` from `_get_slot_mappings`, whose tail it 
 `slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1. Where a
 backend writes the cache in its own forward (latent attention on a CPU), V1 hands on unpadded slots: no occasion.
 
-**Dummy.** A V1 dummy run computes no slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2 takes
-`BlockTables.get_dummy_slot_mappings`. Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it;
-profiling and capturing come before there is a live request.
+**Dummy.** Its token goes to the first slot of a live request, or to the last one of the request's first block once
+that is full (with V2 the dummy table names that block as well). A V1 dummy run computes no slots: `_dummy_run` fills
+what it got from `_get_slot_mappings` with -1. V2 takes `BlockTables.get_dummy_slot_mappings`. Only
+`Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it; profiling and capturing come before there
+is a live request.
 """
 
 import copy
@@ -20,10 +22,12 @@ from typing import Any
 
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.plan import Plan, PlanV1, PlanV2, Row
-from kvscope.testing.faults.sites import Sites, is_warm_up, rank_of, step_ends
+from kvscope.testing.faults.plan_sites import Sites, is_warm_up, rank_of, step_ends
 
 PADDING_FAULT = "padding_slot_enabled"
 DUMMY_FAULT = "dummy_slot"
+PREFIX_FAULT = "dummy_writes_loaded_prefix"
+DUMMY_FAULTS = frozenset({DUMMY_FAULT, PREFIX_FAULT})
 PADDING_TOKENS = 8
 
 
@@ -152,7 +156,7 @@ def dummy_sites(injection: Injection) -> Sites:
 
     # The runner of the worker that runs a dummy batch just now.
     running: list[Any] = []
-    group = injection.group_id
+    group, into_prefix = injection.group_id, injection.fault.name == PREFIX_FAULT
 
     def around_dummy(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         running.append(worker.model_runner)
@@ -162,21 +166,27 @@ def dummy_sites(injection: Injection) -> Sites:
             running.clear()
 
     def enable(slots: Any, request_id: str, block_id: int, block_size: int, runner: str) -> None:
-        slot = block_id * block_size
+        position = block_size - 1 if into_prefix else 0
+        slot = block_id * block_size + position
         slots[0] = slot
-        fields = {"request_id": request_id, "token_index": 0, "position": 0, "slot": slot}
+        fields = {"request_id": request_id, "token_index": 0, "position": position, "slot": slot}
         fields |= {"block_id": block_id, "expected_slot": -1}
         injection.fire(fields, rank=rank_of(running[0]), runner=runner)
 
     def due() -> bool:
         return bool(running) and injection.concerns(rank_of(running[0])) and injection.due
 
+    def computed_enough(numbers: Any, index: int, block_size: int) -> bool:
+        return not into_prefix or int(numbers[index]) >= block_size
+
     def around_mask_v1(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         # The first thing that `_dummy_run` calls for certain after it has filled the slots with -1.
-        if due() and running[0] is runner and runner.input_batch.num_reqs:
-            table = runner.input_batch.block_table[group]
-            block = int(table.block_table.gpu[0, 0])
-            enable(table.slot_mapping.gpu, runner.input_batch.req_ids[0], block, int(table.block_size), "v1")
+        batch = runner.input_batch
+        if due() and running[0] is runner and batch.num_reqs:
+            table = batch.block_table[group]
+            if computed_enough(batch.num_computed_tokens_cpu, 0, int(table.block_size)):
+                block = int(table.block_table.gpu[0, 0])
+                enable(table.slot_mapping.gpu, batch.req_ids[0], block, int(table.block_size), "v1")
         return original(runner, *args, **kwargs)
 
     def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,8 +194,13 @@ def dummy_sites(injection: Injection) -> Sites:
         states = running[0].req_states.req_id_to_index if running else {}
         if due() and running[0].block_tables is tables and states:
             request_id, index = next(iter(states.items()))
-            block = int(tables.block_tables[group].gpu[index, 0])
-            enable(tables.slot_mappings[group], request_id, block, int(tables.block_sizes[group]), "v2")
+            size = int(tables.block_sizes[group])
+            if computed_enough(running[0].req_states.num_computed_tokens_np, index, size):
+                block = int(tables.block_tables[group].gpu[index, 0])
+                if into_prefix:
+                    # What `prepare_dummy_attn` has just got from `get_dummy_block_tables`, and returns.
+                    tables.input_block_tables[group][0, 0] = block
+                enable(tables.slot_mappings[group], request_id, block, size, "v2")
         return result
 
     def around_step(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -26,8 +26,8 @@ def _note(row: Row, **fields: Any) -> What:
     return {"request_id": row.request_id, "row": row.index, **fields}
 
 
-def _write(plan: Plan, row: Row, slot: int, *, offset: int = 0, **fields: Any) -> What:
-    """Send one token of a row to another slot."""
+def redirect_write(plan: Plan, row: Row, slot: int, *, offset: int = 0, **fields: Any) -> What:
+    """Send one token of a row to another slot, and say so."""
     token, before = row.first_token + offset, int(plan.slots[row.first_token + offset])
     plan.slots[token] = slot
     return _note(
@@ -62,7 +62,7 @@ def _slot_plus_one(plan: Plan, _: History) -> What | None:
     for row in plan.decoding():
         slot = int(plan.slots[row.first_token])
         if (slot + 1) % plan.block_size:
-            return _write(plan, row, slot + 1)
+            return redirect_write(plan, row, slot + 1)
     return None
 
 
@@ -73,20 +73,20 @@ def _slot_foreign_block(plan: Plan, _: History) -> What | None:
         for other, block in _foreign_blocks(plan, row):
             slot = block * plan.block_size + offset
             if slot not in taken:
-                return _write(plan, row, slot, other_request_id=other.request_id, other_row=other.index)
+                return redirect_write(plan, row, slot, other_request_id=other.request_id, other_row=other.index)
     return None
 
 
 def _slot_null_block(plan: Plan, _: History) -> What | None:
     for row in plan.decoding():
-        return _write(plan, row, row.num_computed % plan.block_size)
+        return redirect_write(plan, row, row.num_computed % plan.block_size)
     return None
 
 
 def _slot_outside_cache(plan: Plan, _: History) -> What | None:
     for row in plan.decoding():
         block = plan.pool_blocks + FAR_BLOCKS
-        return _write(plan, row, block * plan.block_size + row.num_computed % plan.block_size)
+        return redirect_write(plan, row, block * plan.block_size + row.num_computed % plan.block_size)
     return None
 
 
@@ -96,7 +96,7 @@ def _two_slots_equal(plan: Plan, _: History) -> What | None:
             slot = int(plan.slots[row.first_token + offset - 1])
             if (slot + 1) % plan.block_size:
                 other = row.first_token + offset - 1
-                return _write(plan, row, slot, offset=offset, other_token_index=other)
+                return redirect_write(plan, row, slot, offset=offset, other_token_index=other)
     return None
 
 

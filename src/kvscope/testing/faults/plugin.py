@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvscope.testing.faults.catalog import FAULTS
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection, arm
 
@@ -49,6 +50,9 @@ def _configured(vllm_config: Any, *, rank: int | None) -> None:
         return
     settings = dict(settings)
     report = settings.pop("report", None)
+    name = settings.get("name")
+    if name in FAULTS and FAULTS[name].in_process:
+        raise ValueError(f"the fault {name!r} needs scheduler and worker in one process")
     injection = arm(**settings, on_fire=None if report is None else lambda what: _report(str(report), what))
     if belongs(injection, rank):
         _armed.append(injection.install())
@@ -57,7 +61,7 @@ def _configured(vllm_config: Any, *, rank: int | None) -> None:
 def belongs(injection: Injection, rank: int | None) -> bool:
     """Whether this process is the one to put the fault in. A handover to all ranks is spoiled where it is sent."""
     point = injection.fault.point
-    if point == "declaration" or (point == "handover" and injection.rank is None):
+    if point in {"allocator", "declaration"} or (point == "handover" and injection.rank is None):
         return rank is None
     return rank is not None and injection.concerns(rank)
 

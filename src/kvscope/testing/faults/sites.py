@@ -1,33 +1,36 @@
 """The places in the host where faults go in, for vLLM 0.32. None of them is a seam of kvscope.
 
-Worker side, V1 (`v1/worker/gpu_model_runner.py`, `GPUModelRunner`): after `_prepare_inputs`; padding and dummy runs in
-`padding`. Worker side, V2 (`v1/worker/gpu/model_runner.py` and `block_table.py`): after `GPUModelRunner.prepare_inputs`
-and after `BlockTables.compute_slot_mappings`. The step is over when the next one begins, with `_update_states` (V1) or
-`finish_requests` (V2). Scheduler side: before `Scheduler._update_after_schedule`, and around `execute_model` of the
-executors, or, for one rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`).
+Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler side: before
+`Scheduler._update_after_schedule`; for the allocator `story`; and around `execute_model` of the executors, or, for one
+rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`).
 """
 
 from typing import Any
 
-from kvscope.testing.faults.hooks import Around, Hook
+from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
-from kvscope.testing.faults.plan import Plan, PlanV1, PlanV2
+from kvscope.testing.faults.plan import Plan
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS, History
+from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of, step_ends
+from kvscope.testing.faults.stories import STORIES
+from kvscope.testing.faults.story import story_sites
 
 
 def hooks(injection: Injection) -> list[Hook]:
     """Wrap what the fault needs. A host that lacks one of the functions is a LookupError, with nothing left wrapped."""
-    from kvscope.testing.faults.padding import DUMMY_FAULT, PADDING_FAULT, dummy_sites, padding_sites
+    from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT, dummy_sites, padding_sites
 
     if injection.fault.name == PADDING_FAULT:
         sites = padding_sites(injection)
-    elif injection.fault.name == DUMMY_FAULT:
+    elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
     elif injection.fault.point == "plan":
         sites = _plan_sites(injection)
     elif injection.fault.point == "declaration":
         sites = _declaration_sites(injection)
+    elif injection.fault.point == "allocator":
+        sites = story_sites(injection, STORIES[injection.fault.name])
     else:
         sites = _handover_sites(injection)
     wrapped: list[Hook] = []
@@ -41,83 +44,19 @@ def hooks(injection: Injection) -> list[Hook]:
     return wrapped
 
 
-Sites = list[tuple[Any, str, Around]]
-
-
-def rank_of(runner: Any) -> int:
-    """The worker's rank in its engine (`WorkerBase.__init__` stores it there)."""
-    return int(runner.vllm_config.parallel_config.rank)
-
-
-def is_warm_up(scheduler_output: Any) -> bool:
-    """Whether the worker made this step up itself (`v1/worker/gpu/warmup.py`); those have ids of their own."""
-    return any(
-        request_id.startswith(("_warmup_", "_v2_mixed_")) for request_id in scheduler_output.num_scheduled_tokens
-    )
-
-
-def step_ends(injection: Injection) -> Sites:
-    """The end of the corrupted step, as the beginning of the next one."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
-
-    def begin(original: Any, *args: Any, **kwargs: Any) -> Any:
-        injection.undo.run()
-        return original(*args, **kwargs)
-
-    return [(RunnerV1, "_update_states", begin), (RunnerV2, "finish_requests", begin)]
-
-
 def _plan_sites(injection: Injection) -> Sites:
-    from vllm.v1.worker.gpu.block_table import BlockTables
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
-
     fault = PLAN_FAULTS[injection.fault.name]
     history: History = {}
-    # Between the two places of the V2 runner: whose step it is.
-    open_step: list[tuple[Any, Any, Any]] = []
 
-    def visit(plan: Plan, stage: str) -> None:
+    def visit(plan: Plan, stage: Stage) -> None:
+        if stage == "inputs":
+            injection.steps += 1
         if stage == fault.stage and injection.due:
             injection.fire(fault.inject(plan, history), rank=rank_of(plan.runner), runner=plan.name)
         if stage == "final":
             history.update({row.request_id: plan.visible(row) for row in plan.rows})
 
-    def around_v1(original: Any, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(runner, scheduler_output, *args, **kwargs)
-        if injection.concerns(rank_of(runner)) and not is_warm_up(scheduler_output):
-            injection.steps += 1
-            plan = PlanV1(runner, scheduler_output, injection.group_id, injection.undo)
-            visit(plan, "inputs")
-            visit(plan, "final")
-        return result
-
-    def around_inputs_v2(original: Any, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = original(runner, scheduler_output, *args, **kwargs)
-        open_step.clear()
-        if injection.concerns(rank_of(runner)) and not is_warm_up(scheduler_output):
-            injection.steps += 1
-            open_step.append((runner, scheduler_output, batch))
-            plan = PlanV2(runner, scheduler_output, injection.group_id, injection.undo, batch=batch, gathered=False)
-            visit(plan, "inputs")
-        return batch
-
-    def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(tables, *args, **kwargs)
-        # A speculator's own calls come later in the step, when it is no longer open.
-        if open_step and open_step[0][0].block_tables is tables:
-            runner, scheduler_output, batch = open_step.pop()
-            plan = PlanV2(runner, scheduler_output, injection.group_id, injection.undo, batch=batch, gathered=True)
-            visit(plan, "final")
-        return result
-
-    return [
-        *step_ends(injection),
-        (RunnerV1, "_prepare_inputs", around_v1),
-        (RunnerV2, "prepare_inputs", around_inputs_v2),
-        (BlockTables, "compute_slot_mappings", around_slots_v2),
-    ]
+    return [*step_ends(injection), *plan_sites(injection, visit)]
 
 
 def _declaration_sites(injection: Injection) -> Sites:

@@ -1,7 +1,10 @@
 """A small workload under which every fault finds its occasion: shared prefixes, chunked prompts, growing requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from kvscope.testing.faults.fault import Fault, Traffic
+from kvscope.testing.faults.prefix_faults import ForwardFailedError
 
 SETTINGS: dict[str, Any] = {
     "num_blocks": 48,
@@ -17,6 +20,18 @@ Latent attention cannot chunk on a CPU and needs `max_num_batched_tokens` of 256
 
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
 """The same with a pool that is too small, so that requests are preempted and resumed."""
+
+TRAFFIC: dict[Traffic, dict[str, Any]] = {
+    "steady": {},
+    "finishing": {"max_tokens": 6},
+    "twins": {"max_tokens": 6, "twins": True},
+    "again": {"max_tokens": 6, "rounds": 2},
+    "dummies": {"dummy_every": 4},
+    "preempting": {},
+}
+"""What `workload` is called with for a fault. `steady`: requests grow for a while. `finishing`: some end while others
+run. `twins`: each hits what the one before it computes. `again`: all come a second time. `dummies`: workers run batches
+without work in between. `preempting`: as `steady`, in a pool that is too small."""
 
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
@@ -40,35 +55,79 @@ def prompts(salt: int = 0) -> list[list[int]]:
     ]
 
 
+def occasion(fault: Fault) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the engine and the arguments of `workload` under which a fault happens."""
+    return PREEMPTING if fault.traffic == "preempting" else SETTINGS, TRAFFIC[fault.traffic]
+
+
 def workload(
     llm: Any,
     *,
     max_tokens: int = 24,
     salt: int = 0,
     requests: int = len(_PROMPT_TOKENS),
+    twins: bool = False,
+    rounds: int = 1,
+    abort: Mapping[int, int] | None = None,
+    reset_after: int = 0,
     dummy_every: int = 0,
     until: Callable[[], bool] | None = None,
     steps_after: int = 3,
 ) -> list[list[int]]:
     """Run the workload greedily, and return each request's tokens in the order of the prompts.
 
-    The engine is driven step by step from here. With `dummy_every` each worker runs a dummy batch after every so many
-    steps, while requests are live. Once `until()` is true the rest is aborted `steps_after` steps later: a list then
-    holds what its request had got so far. The prefix cache is emptied before, so that a run cannot inherit damage.
+    The engine is driven step by step from here. With `twins` each request is followed by one with the same prompt that
+    goes on for four tokens more. `abort` says after how many steps which request (by its place in the order) is
+    aborted. After `reset_after` steps whatever runs is preempted and the prefix cache emptied. With `dummy_every` each
+    worker runs a dummy batch after every so many steps, while requests are live. Once `until()` is true the rest is
+    aborted `steps_after` steps later: a list then holds what its request had got so far.
+
+    The prefix cache is emptied before, so that a run cannot inherit damage, and again before each of the `rounds`, of
+    which the last one's tokens are returned.
     """
+    results: list[list[int]] = []
+    for number in range(rounds):
+        if number and until is not None and until():
+            break
+        llm.reset_prefix_cache()
+        names = _add(llm, f"workload-{salt}" + number * "-again", prompts(salt)[:requests], max_tokens, twins)
+        schedule = {step: [names[index]] for step, index in (abort or {}).items()}
+        tokens = _drive(llm, names, schedule, reset_after, dummy_every, until, steps_after)
+        results = [tokens[name] for name in names]
+    return results
+
+
+def _add(llm: Any, prefix: str, prompts: list[list[int]], max_tokens: int, twins: bool) -> list[str]:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
+    names = []
+    for index, prompt in enumerate(prompts):
+        for twin in range(1 + twins):
+            names.append(f"{prefix}-{index}" + twin * "-twin")
+            parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens + 4 * twin)
+            llm.llm_engine.add_request(names[-1], TokensPrompt(prompt_token_ids=prompt), parameters)
+    return names
+
+
+def _drive(
+    llm: Any,
+    names: list[str],
+    aborted: Mapping[int, list[str]],
+    reset_after: int,
+    dummy_every: int,
+    until: Callable[[], bool] | None,
+    steps_after: int,
+) -> dict[str, list[int]]:
     engine = llm.llm_engine
-    llm.reset_prefix_cache()
-    names = [f"workload-{salt}-{index}" for index in range(requests)]
-    parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
-    for name, prompt in zip(names, prompts(salt), strict=False):
-        engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), parameters)
     results: dict[str, list[int]] = {name: [] for name in names}
     steps, idle, left = 0, 0, None
     while engine.has_unfinished_requests():
-        outputs = engine.step()
+        try:
+            outputs = engine.step()
+        except ForwardFailedError as failed:
+            engine.abort_request(failed.request_ids, internal=True)
+            outputs = []
         for output in outputs:
             results[output.request_id] = list(output.outputs[0].token_ids)
         steps, idle = steps + 1, 0 if outputs else idle + 1
@@ -76,10 +135,14 @@ def workload(
             raise RuntimeError(f"no request got a token in {idle} steps")
         if dummy_every and steps % dummy_every == 0:
             llm.collective_rpc("execute_dummy_batch")
+        if steps in aborted:
+            engine.abort_request(aborted[steps])
+        if steps == reset_after:
+            engine.reset_prefix_cache(reset_running_requests=True)
         if left is None and until is not None and until():
             left = steps_after
         if left is not None:
             if left == 0:
                 engine.abort_request(names)
             left -= 1
-    return [results[name] for name in names]
+    return results

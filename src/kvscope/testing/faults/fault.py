@@ -1,0 +1,36 @@
+"""What is said about a fault: where it goes in, when it finds its occasion, and which finding it must cause."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Point = Literal["plan", "declaration", "handover", "dummy", "allocator"]
+"""`plan`: the runner's final objects alone. `declaration`: the scheduler's output before it is declared, so that
+declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work.
+`allocator`: the block pool and what the scheduler keeps beside it, through the host's own functions or by hand."""
+
+Traffic = Literal["steady", "finishing", "twins", "again", "dummies", "preempting"]
+"""The requests under which a fault finds its occasion; `workload.TRAFFIC` says what each is."""
+
+BOTH = frozenset({"v1", "v2"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One way to corrupt a step.
+
+    `expected` is the reason that must be found, or one of `alternatives` where the host's state at that moment decides
+    (`Injection.what["expected"]` then says which). `allowed_also` are true consequences of the same injection, in its
+    step or later ones. A fault that `crashes` makes attention touch unmapped memory unless the access is refused. One
+    that is `in_process` has a part in the scheduler and one in the worker, or ends an engine that has processes.
+    """
+
+    name: str
+    summary: str
+    expected: str
+    point: Point = "plan"
+    traffic: Traffic = "steady"
+    alternatives: frozenset[str] = frozenset()
+    allowed_also: frozenset[str] = frozenset()
+    runners: frozenset[str] = BOTH
+    crashes: bool = False
+    in_process: bool = False
