@@ -121,10 +121,12 @@ class Legality:
         self._finished = [r for r in requests.finished if r not in fresh] if fresh else requests.finished
         for request_id in requests.preempted:
             self._loaded.pop(request_id, None)
-        if not self._is_forgiven and self.interval:
+        if self._is_forgiven:
+            self._is_forgiven = False
+            self.ledger.assume_written()
+        elif self.interval:
             for request_id, blocks in self._releases.still_used(self.interval, requests, fresh):
                 self.stale.setdefault(request_id, {}).update(blocks)
-        self._is_forgiven = False
         if requests.finished or requests.preempted or fresh:
             gone = (*requests.finished, *requests.preempted, *fresh)
             self._progress.forget(gone)
@@ -140,12 +142,12 @@ class Legality:
             self._examine(requests, tails)
 
     def forgive(self) -> None:
-        """A step passed unseen, and what it wrote: everything in use counts as written from here on, and what was
-        released until the next declaration may belong to requests that were said to be over.
+        """A step passed unseen, and what it wrote. With the next declaration, before which what the pool did in it is
+        told as well, everything in use counts as written; and what was released until then may belong to requests that
+        were said to be over.
         """
         self._progress.clear()
         self._is_forgiven = True
-        self.ledger.assume_written()
 
     def end_finished(self) -> None:
         """Whoever finished before the step holds what it has not released."""

@@ -300,7 +300,7 @@ def test_a_hit_on_a_failed_load_that_nobody_repeated_is_seen() -> None:
     host.finish_step(invalid_block_ids={blocks[0]})
     host.scheduler.finish_requests("a", ABORTED)
     host.add("b", range(40))
-    with pytest.raises(AssertionError, match="Unwritten"):
+    with pytest.raises(AssertionError):
         host.schedule()
     (short,) = host.follower.legality.unwritten
     assert (short.request_id, short.index, short.block_id, short.needed, short.declared) == ("b", 0, blocks[0], 16, 0)

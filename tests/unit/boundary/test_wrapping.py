@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope.boundary.ledger import MAX_FAULTS, Ledger
-from kvscope.boundary.wrapping import around, creation
+from kvscope.boundary.wrapping import around, creation, listing, scoped
 from kvscope.errors import ConfigurationError, ViolationError
 from unit.boundary.fakes import HostError, Told, make_host, observed, seam
 
@@ -164,6 +164,158 @@ def test_two_seams_over_one_method_come_off_in_any_order(host: type[Any]) -> Non
     second.uninstall_all()
     first.uninstall_all()
     assert host.__dict__["step"] is original
+
+
+def test_a_carrier_is_where_a_host_object_has_its_observer(host: type[Any]) -> None:
+    heard: list[Any] = []
+    installed(around(after=lambda observer, *_: heard.append(observer), carrier="_reader"))
+    engine = observed(host(), "the observer")
+    engine.step(1)
+    assert heard == []
+    engine._reader = "the reader"
+    engine.step(1)
+    assert heard == ["the reader"]
+
+
+# Scopes ---------------------------------------------------------------------------------------------------------------
+
+
+class Scopes:
+    """A reader whose scope is entered and left, and that may fail at it."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.scope: Any = "nobody"
+        self.native: list[tuple[str, str]] = []
+        self._fails = fails
+
+    def on_native_error(self, boundary: str, error_type: str) -> None:
+        self.native.append((boundary, error_type))
+
+    @staticmethod
+    def enter(reader: Scopes, host: Any, args: Any, kwargs: Any) -> Any:
+        if reader._fails == "enter":
+            raise RuntimeError("a fault of ours")
+        before, reader.scope = reader.scope, (host, args, kwargs)
+        return before
+
+    @staticmethod
+    def leave(reader: Scopes, before: Any) -> None:
+        reader.scope = before
+        if reader._fails == "leave":
+            raise RuntimeError("a fault of ours")
+
+
+def scoped_host(host: type[Any], reader: Scopes, inside: list[Any]) -> tuple[Any, Ledger]:
+    original = host.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside.append(reader.scope)
+        return original(self, *args, **kwargs)
+
+    host.step = step
+    ledger = installed(scoped(Scopes.enter, Scopes.leave, carrier="_reader"))
+    engine = host()
+    engine._reader = reader
+    return engine, ledger
+
+
+def test_what_is_called_inside_knows_on_whose_behalf_and_afterwards_nobody_is(host: type[Any]) -> None:
+    reader, inside = Scopes(), list[Any]()
+    engine, ledger = scoped_host(host, reader, inside)
+    assert engine.step(3, budget=2) == (3, 2)
+    assert inside == [(engine, (3,), {"budget": 2})]
+    assert reader.scope == "nobody"
+    assert (ledger.hooks["a seam"].calls, ledger.hooks["a seam"].faults) == (1, 0)
+
+
+def test_a_scope_ends_with_an_error_of_the_host_which_is_told_and_raised(host: type[Any]) -> None:
+    reader, inside = Scopes(), list[Any]()
+    engine, _ = scoped_host(host, reader, inside)
+    with pytest.raises(HostError, match="negative"):
+        engine.step(-1)
+    assert reader.scope == "nobody"
+    assert reader.native == [("a seam", "HostError")]
+
+
+@pytest.mark.parametrize("fails", ["enter", "leave"])
+def test_a_scope_that_cannot_be_entered_or_left_does_not_hurt_the_host_and_ends_after_some(
+    host: type[Any], fails: str
+) -> None:
+    reader, inside = Scopes(fails=fails), list[Any]()
+    engine, ledger = scoped_host(host, reader, inside)
+    assert [engine.step(n) for n in range(20)] == [(n, 7) for n in range(20)]
+    hook = ledger.hooks["a seam"]
+    assert (hook.calls, hook.faults, hook.disabled) == (MAX_FAULTS, MAX_FAULTS, True)
+    assert reader.scope == "nobody"
+    assert inside[-1] == "nobody"
+
+
+def test_a_scope_that_was_not_entered_is_not_left(host: type[Any]) -> None:
+    """Whoever called us is still inside of theirs."""
+    reader, inside = Scopes(fails="enter"), list[Any]()
+    engine, _ = scoped_host(host, reader, inside)
+    reader.scope = "somebody"
+    engine.step(1)
+    assert (inside, reader.scope) == (["somebody"], "somebody")
+
+
+def test_a_host_without_a_reader_has_no_scope(host: type[Any]) -> None:
+    ledger = installed(scoped(fail, fail, carrier="_reader"))
+    assert host().step(3) == (3, 7)
+    assert ledger.hooks["a seam"].calls == 0
+
+
+# Lists ----------------------------------------------------------------------------------------------------------------
+
+
+def listing_host(host: type[Any], after: Any) -> tuple[Any, Ledger]:
+    def take(self: Any, items: Any, more: int = 0, *, most: int = 9) -> Any:
+        if more < 0:
+            raise HostError("negative")
+        return [*items, more, most]
+
+    host.step = take
+    ledger = installed(listing(after, carrier="_reader"))
+    engine = host()
+    engine._reader = Told()
+    return engine, ledger
+
+
+def test_what_can_be_gone_through_once_reaches_both_complete(host: type[Any]) -> None:
+    heard: list[Any] = []
+    engine, _ = listing_host(host, lambda _reader, _host, items, kwargs: heard.append((items, kwargs)))
+    assert engine.step((n for n in (1, 2)), 3) == [1, 2, 3, 9]
+    assert engine.step(reversed([1, 2]), most=4) == [2, 1, 0, 4]
+    assert engine.step(items=iter([5]), more=6) == [5, 6, 9]
+    assert heard == [([1, 2], {}), ([2, 1], {"most": 4}), ([5], {"more": 6})]
+
+
+def test_a_wrong_call_is_the_hosts_to_refuse(host: type[Any]) -> None:
+    engine, ledger = listing_host(host, fail)
+    with pytest.raises(TypeError, match="items"):
+        engine.step(most=1)
+    assert ledger.hooks["a seam"].faults == 0
+
+
+def test_a_list_is_passed_on_as_it_is_where_nobody_reads(host: type[Any]) -> None:
+    engine, ledger = listing_host(host, fail)
+    del engine._reader
+    assert engine.step(iter([1])) == [1, 0, 9]
+    assert ledger.hooks["a seam"].calls == 0
+
+
+def test_a_fault_about_a_list_does_not_hurt_the_host_and_ends_after_some(host: type[Any]) -> None:
+    engine, ledger = listing_host(host, fail)
+    assert [engine.step(iter([n])) for n in range(20)] == [[n, 0, 9] for n in range(20)]
+    hook = ledger.hooks["a seam"]
+    assert (hook.calls, hook.faults, hook.disabled) == (MAX_FAULTS, MAX_FAULTS, True)
+
+
+def test_an_error_of_the_host_about_a_list_is_told_once(host: type[Any]) -> None:
+    engine, _ = listing_host(host, fail)
+    with pytest.raises(HostError, match="negative"):
+        engine.step(iter([1]), -1)
+    assert engine._reader.calls == [("on_native_error", ("a seam", "HostError"))]
 
 
 # Constructors ---------------------------------------------------------------------------------------------------------

@@ -1,45 +1,55 @@
+"""Released blocks that a step on its way may still touch."""
+
 from __future__ import annotations
 
 from kvscope.facts.allocator import ALLOC, FREE, PoolOperation
-from kvscope.facts.requests import Declaration
 from kvscope.state.fences import Fences
-from unit.events.samples import decode_batch
+from unit.checks.scenes import declare
 
 
-def step(number: int, *names: str) -> Declaration:
-    declaration, _ = decode_batch(1)
-    declaration.step = number
-    declaration.requests.scheduled = dict.fromkeys(names, 1)
-    declaration.total_num_scheduled_tokens = len(names)
-    return declaration
+def released(name: str | None, *blocks: int, cause: str = "abort") -> PoolOperation:
+    return PoolOperation(kind=FREE, block_ids=list(blocks), request_id=name, cause=cause)
 
 
-def freed(fences: Fences, name: str | None, *blocks: int) -> None:
-    fences.take(PoolOperation(kind=FREE, block_ids=list(blocks), request_id=name))
-
-
-def test_what_a_request_releases_under_its_own_running_step_is_fenced_until_no_step_is_on_its_way() -> None:
+def two_on_their_way() -> Fences:
+    """``a`` is in the steps 1 and 2, ``b`` in step 1 alone."""
     fences = Fences()
-    fences.declare(step(1, "a", "b"))
-    freed(fences, "a", 3, 4)
-    fences.declare(step(2, "b"))
-    freed(fences, "b", 5)
-    assert fences.blocks == {3: 1, 4: 1, 5: 2}
+    fences.declare(declare(1, new=[("a", ([1],), 0, 8), ("b", ([2],), 0, 8)]))
+    fences.declare(declare(2, known=[("a", None, 8, 1)]))
+    return fences
+
+
+def test_a_block_is_fenced_until_the_last_step_of_its_request_is_back() -> None:
+    fences = two_on_their_way()
+    fences.take(released("a", 1))
+    fences.take(released("b", 2))
+    assert fences.blocks == {1: 2, 2: 1}
     fences.returned(1)
-    assert 5 in fences.blocks
+    assert fences.blocks == {1: 2}
+    fences.declare(declare(3, known=[("c", None, 8, 1)]))
     fences.returned(2)
     assert fences.blocks == {}
 
 
-def test_nothing_is_fenced_without_a_step_that_could_touch_it() -> None:
+def test_blocks_of_requests_that_are_in_no_step_on_its_way_are_free_at_once() -> None:
+    fences = two_on_their_way()
+    fences.take(released("c", 3))
+    fences.take(released(None, 4))
+    fences.returned(2)
+    fences.take(released("a", 1))
+    assert fences.blocks == {}
+
+
+def test_what_has_left_a_window_is_seen_by_no_step_on_its_way() -> None:
+    fences = two_on_their_way()
+    fences.take(released("a", 1, cause="window"))
+    assert fences.blocks == {}
+
+
+def test_only_releases_are_fenced_and_a_step_without_work_fences_nothing() -> None:
     fences = Fences()
-    freed(fences, "a", 3)
-    fences.declare(step(1))
-    fences.declare(step(2, "b"))
-    freed(fences, "a", 3)
-    freed(fences, None, 3)
-    fences.take(PoolOperation(kind=ALLOC, block_ids=[3], request_id="b"))
-    assert fences.blocks == {}
-    fences.returned(2)
-    freed(fences, "b", 3)
+    fences.declare(declare(1))
+    fences.take(released("a", 1))
+    fences.declare(declare(2, new=[("a", ([1],), 0, 8)]))
+    fences.take(PoolOperation(kind=ALLOC, block_ids=[1], request_id="a"))
     assert fences.blocks == {}
