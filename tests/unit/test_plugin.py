@@ -26,8 +26,8 @@ from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.worker import WorkerJudge
 from unit.boundary.fakes import MODULE, Told, make_host
 
-ROLES: tuple[Role, ...] = ("bootstrap", "frontend", "engine", "worker", "worker_v1", "worker_v2")
-METHODS = dict(zip(ROLES, ("__init__", "admit", "schedule", "execute", "slots", "attn"), strict=True))
+ROLES: tuple[Role, ...] = ("bootstrap", "frontend", "engine", "allocator", "worker", "worker_v1", "worker_v2")
+METHODS = dict(zip(ROLES, ("__init__", "admit", "schedule", "free", "execute", "slots", "attn"), strict=True))
 
 
 @pytest.fixture(autouse=True)

@@ -78,8 +78,11 @@ def run(runner: Runner) -> SelftestResult:
 
 
 def detectable(runner: str) -> list[str]:
-    """The faults that one of the model runners can have, and that this version has a rule for."""
-    return [name for name, fault in FAULTS.items() if runner in fault.runners and fault.expected in RULES]
+    """The faults that one of the model runners can have, and that this version has a rule for; in an order in which one
+    engine can have them.
+    """
+    names = [name for name, fault in FAULTS.items() if runner in fault.runners and fault.expected in RULES]
+    return sorted(names, key=lambda name: FAULTS[name].blinds)
 
 
 def needs_preemption(name: str) -> bool:

@@ -25,8 +25,8 @@ _UNWRITTEN = _AUDIT | {
 
 # The null block in a table is seen from every side.
 _NULL = _AUDIT | {
-    "bind_duplicate_block", "bind_null_block_declared", "null_block_write", "read_null_block", "write_slot_collision",
-    "read_uninitialized", "write_uninitialized_gap",
+    "bind_duplicate_block", "bind_null_block_declared", "null_block_write", "read_null_block", "read_uninitialized",
+    "watermark_exceeded", "write_slot_collision", "write_uninitialized_gap",
 }  # fmt: skip
 
 ALLOCATOR_FAULTS = [
@@ -101,10 +101,18 @@ ALLOCATOR_FAULTS = [
         summary="The step that fills a request's first block fails; the block stays hashed, and the next one hits it.",
         expected="hit_before_write",
         point="allocator",
-        traffic="twins",
-        alternatives=frozenset({"aborted_block_still_cached"}),
+        traffic="twins_again",
         allowed_also=_UNWRITTEN,
         # An engine in processes of its own ends with the failed step.
+        in_process=True,
+    ),
+    Fault(
+        name="aborted_step_stays_cached",
+        summary="The step that fills a request's first block fails, the request is aborted, the block stays hashed.",
+        expected="aborted_block_still_cached",
+        point="allocator",
+        traffic="twins_again",
+        allowed_also=_UNWRITTEN,
         in_process=True,
     ),
     Fault(
@@ -116,10 +124,12 @@ ALLOCATOR_FAULTS = [
     ),
     Fault(
         name="write_gap",
-        summary="A new request begins to write in the midst of its first block; what is before is never written.",
+        summary="Four tokens between two chunks of a prompt are counted as computed, and never written.",
         expected="write_uninitialized_gap",
         point="allocator",
         allowed_also=_UNWRITTEN,
+        # With V2 the worker has to be made to count with it.
+        in_process=True,
     ),
     Fault(
         name="shared_tail_write",
@@ -192,7 +202,7 @@ ALLOCATOR_FAULTS = [
         summary="A running request's block is put into the free queue, and handed out to another one.",
         expected="alloc_live_block",
         point="allocator",
-        allowed_also=_USE,
+        allowed_also=_USE | {"write_slot_collision"},
     ),
     Fault(
         name="null_in_queue",
@@ -219,6 +229,7 @@ ALLOCATOR_FAULTS = [
         summary="A free block falls out of the free queue.",
         expected="free_list_damaged",
         point="allocator",
+        traffic="long",
         allowed_also=_AUDIT,
     ),
     # Blocks never come back.
@@ -243,7 +254,7 @@ ALLOCATOR_FAULTS = [
         summary="A request's blocks are held back as if a step still used them, and nothing lets them go.",
         expected="hold_deadline_exceeded",
         point="allocator",
-        traffic="finishing",
+        traffic="long",
         allowed_also=_AUDIT,
     ),
     # The worker writes what only the allocator's books show to be wrong.

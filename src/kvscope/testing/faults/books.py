@@ -122,12 +122,16 @@ class Books:
         """Whether exactly one reference leads to the block."""
         return bool(block.ref_cnt == 1 and not block.is_null)
 
+    def release(self, request: Any) -> None:
+        """Free what a request has, as the scheduler does at a request's end."""
+        self.scheduler._free_request_blocks(request)
+
     def free_but_keep(self, request: Any) -> None:
         """Free a request's blocks through the host, and put the request's own books back as if nothing had been."""
         name = request.request_id
         managers = self.kv.coordinator.single_type_managers
         kept = [(each, each.req_to_blocks[name], each.num_cached_block.get(name)) for each in managers]
-        self.kv.free(request)
+        self.release(request)
         for manager, blocks, cached in kept:
             manager.req_to_blocks[name] = blocks
             if cached is not None:

@@ -7,11 +7,11 @@ V1 returns `slot_mapping.gpu[:padded]` from `_get_slot_mappings`, whose tail it 
 `slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1. Where a
 backend writes the cache in its own forward (latent attention on a CPU), V1 hands on unpadded slots: no occasion.
 
-**Dummy.** Its token goes to the first slot of a live request, or to the last one of the request's first block once
-that is full (with V2 the dummy table names that block as well). A V1 dummy run computes no slots: `_dummy_run` fills
-what it got from `_get_slot_mappings` with -1. V2 takes `BlockTables.get_dummy_slot_mappings`. Only
-`Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it; profiling and capturing come before there
-is a live request.
+**Dummy.** Its token goes to the last slot of a live request's last block, which is not written yet, or to the last one
+of its first block once that is full (with V2 the dummy table names that block as well). A V1 dummy run computes no
+slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2 takes `BlockTables.get_dummy_slot_mappings`.
+Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it; profiling and capturing come before
+there is a live request.
 """
 
 import copy
@@ -165,42 +165,49 @@ def dummy_sites(injection: Injection) -> Sites:
         finally:
             running.clear()
 
-    def enable(slots: Any, request_id: str, block_id: int, block_size: int, runner: str) -> None:
-        position = block_size - 1 if into_prefix else 0
-        slot = block_id * block_size + position
-        slots[0] = slot
+    def due(runner: Any) -> bool:
+        return running == [runner] and injection.concerns(rank_of(runner)) and injection.due
+
+    def enable(
+        runner: Any, slots: Any, request_id: str, blocks: list[int], block_size: int, computed: int
+    ) -> int | None:
+        """Switch the dummy token's slot on; the block that it is in. `computed`: before the last step, a decode."""
+        index = 0 if into_prefix else len(blocks) - 1
+        position = index * block_size + block_size - 1
+        if (position >= computed) if into_prefix else (position <= computed + 1):
+            return None
+        slots[0] = slot = blocks[index] * block_size + block_size - 1
         fields = {"request_id": request_id, "token_index": 0, "position": position, "slot": slot}
-        fields |= {"block_id": block_id, "expected_slot": -1}
-        injection.fire(fields, rank=rank_of(running[0]), runner=runner)
-
-    def due() -> bool:
-        return bool(running) and injection.concerns(rank_of(running[0])) and injection.due
-
-    def computed_enough(numbers: Any, index: int, block_size: int) -> bool:
-        return not into_prefix or int(numbers[index]) >= block_size
+        fields |= {"block_id": blocks[index], "expected_slot": -1}
+        injection.fire(fields, rank=rank_of(runner), runner="v2" if hasattr(runner, "block_tables") else "v1")
+        return blocks[index]
 
     def around_mask_v1(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         # The first thing that `_dummy_run` calls for certain after it has filled the slots with -1.
         batch = runner.input_batch
-        if due() and running[0] is runner and batch.num_reqs:
-            table = batch.block_table[group]
-            if computed_enough(batch.num_computed_tokens_cpu, 0, int(table.block_size)):
-                block = int(table.block_table.gpu[0, 0])
-                enable(table.slot_mapping.gpu, batch.req_ids[0], block, int(table.block_size), "v1")
+        for row, request_id in enumerate(batch.req_ids):
+            computed = int(batch.num_computed_tokens_cpu[row])
+            if due(runner) and computed >= int(batch.num_prompt_tokens[row]):
+                table = batch.block_table[group]
+                blocks = table.block_table.gpu[row, : int(table.num_blocks_per_row[row])].tolist()
+                enable(runner, table.slot_mapping.gpu, request_id, blocks, int(table.block_size), computed)
         return original(runner, *args, **kwargs)
 
     def around_slots_v2(original: Any, tables: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(tables, *args, **kwargs)
-        states = running[0].req_states.req_id_to_index if running else {}
-        if due() and running[0].block_tables is tables and states:
-            request_id, index = next(iter(states.items()))
-            size = int(tables.block_sizes[group])
-            if computed_enough(running[0].req_states.num_computed_tokens_np, index, size):
-                block = int(tables.block_tables[group].gpu[index, 0])
-                if into_prefix:
+        runner = running[0] if running else None
+        if runner is None or runner.block_tables is not tables:
+            return result
+        states = runner.req_states
+        for request_id, row in states.req_id_to_index.items():
+            computed = int(states.num_computed_tokens_np[row])
+            if due(runner) and computed >= int(states.prefill_len.np[row]):
+                blocks = tables.block_tables[group].gpu[row, : int(tables.num_blocks.np[group, row])].tolist()
+                size = int(tables.block_sizes[group])
+                block = enable(runner, tables.slot_mappings[group], request_id, blocks, size, computed)
+                if block is not None and into_prefix:
                     # What `prepare_dummy_attn` has just got from `get_dummy_block_tables`, and returns.
                     tables.input_block_tables[group][0, 0] = block
-                enable(tables.slot_mappings[group], request_id, block, size, "v2")
         return result
 
     def around_step(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -179,6 +179,8 @@ def _leak_after_finish(books: Books) -> Story:
     request, blocks = yield from _end(books)
     block = blocks.pop()
     books.later(partial(books.pool.free_blocks, [block]))
+    # That the request is over is declared with the next step.
+    yield "scheduled"
     books.fire(request, block, logical_index=len(blocks))
 
 
@@ -205,7 +207,9 @@ def _kept(books: Books, moment: Moment) -> Story:
         call.result = False
         release = books.scheduler._drain_deferred_frees
     books.later(release)
-    books.fire(request, block, logical_index=0)
+    yield "scheduled"
+    # A leak shows with the step that declares the end; a hold only when it lasts too long.
+    books.fire(request, block, logical_index=0, **({} if moment == "freeing" else {"step": None}))
 
 
 POOL_STORIES: dict[str, Told] = {

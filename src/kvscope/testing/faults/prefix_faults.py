@@ -1,17 +1,18 @@
 """Blocks whose contents are not what their hash or the count of computed tokens says."""
 
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from kvscope.testing.faults.books import Books
-from kvscope.testing.faults.story import Story, Told, until_scheduled, waits
+from kvscope.testing.faults.story import Call, Moment, Story, Told, until_scheduled, waits
 
 
 class ForwardFailedError(RuntimeError):
-    """What the forward pass raises in place of its result. `workload` aborts the step's requests and goes on."""
+    """What the forward pass raises in place of its result. `workload` aborts `request_ids` and goes on."""
 
-    def __init__(self, request_ids: list[str]) -> None:
+    def __init__(self, request_ids: Iterable[str] = ()) -> None:
         super().__init__("the forward pass failed, as it was told to")
-        self.request_ids = request_ids
+        self.request_ids = list(request_ids)
 
 
 def _hash_before_write(books: Books) -> Story:
@@ -23,7 +24,7 @@ def _hash_before_write(books: Books) -> Story:
         if books.kv.allocate_slots(request, number) is None:
             continue
         first = books.table(request)[0]
-        books.kv.free(request)
+        books.release(request)
         output = yield from until_scheduled(books, request)
         if output is not None and books.table(request)[0] is first:
             break
@@ -80,20 +81,51 @@ def _wiped_cache_hit(books: Books) -> Story:
 
 
 def _hit_after_failed_step(books: Books) -> Story:
-    # The step that fills a new request's first blocks fails, its requests are aborted, the blocks stay hashed, and the
-    # next request with that beginning hits them.
+    # The step that fills a new request's first blocks fails, everybody goes on as if it had not, and requests with that
+    # beginning hit them. Counted is one that does so when a later result is back, so that the step is known to be lost.
+    first, _ = yield from _filling(books)
+    block = books.table(first)[0]
+    call = yield "computing"
+    call.result = ForwardFailedError()
+    yield "between"
+    while block.block_hash is not None:
+        call = yield "scheduled"
+        hit = _hit_by(books, block, call.args[1])
+        if hit is not None:
+            books.fire(hit, block, other_request_id=first.request_id, logical_index=0)
+            return
+
+
+def _aborted_step_stays_cached(books: Books) -> Story:
+    # As above, but the requests of the step are aborted, and nobody takes the hashes of their blocks away.
+    first, output = yield from _filling(books)
+    block = books.table(first)[0]
+    call = yield "computing"
+    call.result = ForwardFailedError(output.num_scheduled_tokens)
+    yield "between"
+    while block.block_hash is not None:
+        call = yield "scheduled"
+        if _hit_by(books, block, call.args[1]) is None:
+            books.fire(None, block)
+            return
+
+
+def _filling(books: Books) -> Generator[Moment, Call, tuple[Any, Any]]:
+    """A step that computes the first block of a new request, while another that begins with the same one waits."""
     while True:
         call = yield "scheduled"
         output = call.args[1]
-        first = next((new for new in output.scheduled_new_reqs if _fills(books, new, output)), None)
-        if books.due and first is not None and _twin(books, first.req_id) is not None:
-            break
-    block, twin = books.table(books.request(first.req_id))[0], _twin(books, first.req_id)
-    call = yield "computing"
-    call.result = ForwardFailedError(list(output.num_scheduled_tokens))
-    output = yield from until_scheduled(books, twin)
-    if output is not None and books.table(twin)[0] is block:
-        books.fire(twin, block, other_request_id=first.req_id, logical_index=0)
+        for new in output.scheduled_new_reqs if books.due else ():
+            if _fills(books, new, output) and _twin(books, new.req_id) is not None:
+                return books.request(new.req_id), output
+
+
+def _hit_by(books: Books, block: Any, output: Any) -> str | None:
+    """A new request of the step whose first block is this one."""
+    for new in output.scheduled_new_reqs:
+        if new.num_computed_tokens and books.table(books.request(new.req_id))[0] is block:
+            return str(new.req_id)
+    return None
 
 
 def _fills(books: Books, new: Any, output: Any) -> bool:
@@ -111,8 +143,9 @@ def _twin(books: Books, request_id: str) -> Any:
     return None
 
 
-def _claimed(books: Books, tokens: int) -> Story:
-    """A waiting request that finds nothing in the cache is admitted as if `tokens` of its tokens were computed."""
+def _computed_claimed(books: Books) -> Story:
+    # A waiting request that finds nothing in the cache is admitted as if its first block were computed.
+    tokens = books.block_size
     while True:
         call = yield "admitting"
         request, (blocks, hit, *rest) = call.args[1], call.result
@@ -125,12 +158,30 @@ def _claimed(books: Books, tokens: int) -> Story:
             return
 
 
-def _computed_claimed(books: Books) -> Story:
-    yield from _claimed(books, books.block_size)
-
-
 def _write_gap(books: Books) -> Story:
-    yield from _claimed(books, books.block_size // 4)
+    # Between two chunks of a prompt some tokens are counted as computed: the next one begins behind them.
+    skipped = 4
+    request = yield from waits(books, lambda: next(_between_chunks(books, skipped), None))
+    computed = int(request.num_computed_tokens)
+    request.num_computed_tokens += skipped
+    yield from until_scheduled(books, request)
+    index = computed // books.block_size
+    position = computed + skipped
+    books.fire(request, books.table(request)[index], logical_index=index, position=position)
+    if books.scheduler.use_v2_model_runner:
+        # This runner counts for itself, on the device.
+        runner = (yield "counting").args[0]
+        states = runner.req_states
+        states.num_computed_tokens.gpu[states.req_id_to_index[request.request_id]] += skipped
+
+
+def _between_chunks(books: Books, tokens: int) -> Iterator[Any]:
+    """Running requests in whose last block there is room for some tokens of their prompt, and more."""
+    for request in books.scheduler.running:
+        computed = int(request.num_computed_tokens)
+        used = computed % books.block_size
+        if computed + tokens + 1 < request.num_prompt_tokens and 0 < used < books.block_size - tokens:
+            yield request
 
 
 def _shared_tail_write(books: Books) -> Story:
@@ -170,8 +221,9 @@ PREFIX_STORIES: dict[str, Told] = {
     "stale_hit": Told(_stale_hit),
     "wiped_cache_hit": Told(_wiped_cache_hit, ("resetting",)),
     "hit_after_failed_step": Told(_hit_after_failed_step, ("computing",)),
+    "aborted_step_stays_cached": Told(_aborted_step_stays_cached, ("computing",)),
     "computed_claimed": Told(_computed_claimed, ("admitting",)),
-    "write_gap": Told(_write_gap, ("admitting",)),
+    "write_gap": Told(_write_gap, ("counting",)),
     "shared_tail_write": Told(_shared_tail_write),
     "zero_live_block": Told(_zero_live_block, ("zeroing",)),
 }

@@ -35,6 +35,7 @@ Moment = Literal[
     "resetting",
     "reset",
     "computing",
+    "counting",
     "planned",
 ]
 """`between`: a step with work is over. `scheduled`: an output with work is complete, and about to be declared.
@@ -42,8 +43,9 @@ Moment = Literal[
 known. `adopting`: a request is about to take references to what it found. `allocating`: a request has got the blocks
 that it needs. `zeroing`: the list of blocks to be zeroed is known. `popping`: a request's table has been given up, and
 its blocks are about to be freed. `freeing`: a request is about to be freed. `deferring`: whether a request's blocks may
-be freed at once is known. `resetting`, `reset`: before and after a reset of the prefix cache. `computing`: a worker is
-about to compute. `planned`: tables and slots of a worker are final, and can still be changed."""
+be freed at once is known. `resetting`, `reset`: before and after a reset of the prefix cache. `counting`: a V2 runner
+knows how many tokens are computed. `planned`: tables and slots of a worker are final, and can still be changed.
+`computing`: a worker is about to compute."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,8 @@ def story_sites(injection: Injection, told: Told) -> Sites:
     sites = [site for moment, places in _scheduler_places(telling).items() if moment in moments for site in places]
     if "computing" in moments:
         sites += _forward_sites(telling)
+    if "counting" in moments:
+        sites += _counting_sites(telling)
     if "zeroing" in moments:
         sites += _zeroing_sites()
     if "planned" in moments:
@@ -247,6 +251,17 @@ def _forward_sites(telling: Telling) -> Sites:
         return original(*args, **kwargs)
 
     return [(module, "set_forward_context", computing) for module in (gpu_model_runner, model_runner)]
+
+
+def _counting_sites(telling: Telling) -> Sites:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    def counting(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(runner, *args, **kwargs)
+        telling.reached("counting", Call((runner, *args)))
+        return result
+
+    return [(GPUModelRunner, "update_requests", counting)]
 
 
 def _zeroing_sites() -> Sites:

@@ -67,9 +67,9 @@ def _free_under_reserved_load(books: Books) -> Story:
             break
     tail = books.table(ending)[-1]
     load = books.stranger("load", books.block_size)
-    books.later(partial(books.kv.free, load))
+    books.later(partial(books.release, load))
     books.fire(load, tail, other_request_id=ending.request_id)
-    books.kv.free(ending)
+    books.release(ending)
     books.kv.allocate_slots(load, 0, num_external_computed_tokens=books.block_size, delay_cache_blocks=True)
     assert books.table(load) == [tail]
     yield "between"

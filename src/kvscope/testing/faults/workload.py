@@ -26,12 +26,15 @@ TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "finishing": {"max_tokens": 6},
     "twins": {"max_tokens": 6, "twins": True},
     "again": {"max_tokens": 6, "rounds": 2},
+    "twins_again": {"requests": 2, "max_tokens": 6, "twins": True, "rounds": 2},
+    "long": {"requests": 2, "max_tokens": 6, "last_tokens": 110, "steps_after": 90},
     "dummies": {"dummy_every": 4},
     "preempting": {},
 }
 """What `workload` is called with for a fault. `steady`: requests grow for a while. `finishing`: some end while others
-run. `twins`: each hits what the one before it computes. `again`: all come a second time. `dummies`: workers run batches
-without work in between. `preempting`: as `steady`, in a pool that is too small."""
+run. `twins`: each hits what the one before it computes. `again`, `twins_again`: all come a second time. `long`: one
+goes on for so long that every audit comes around. `dummies`: workers run batches without work in between. `preempting`:
+as `steady`, in a pool that is too small."""
 
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
@@ -66,6 +69,7 @@ def workload(
     max_tokens: int = 24,
     salt: int = 0,
     requests: int = len(_PROMPT_TOKENS),
+    last_tokens: int | None = None,
     twins: bool = False,
     rounds: int = 1,
     abort: Mapping[int, int] | None = None,
@@ -76,11 +80,12 @@ def workload(
 ) -> list[list[int]]:
     """Run the workload greedily, and return each request's tokens in the order of the prompts.
 
-    The engine is driven step by step from here. With `twins` each request is followed by one with the same prompt that
-    goes on for four tokens more. `abort` says after how many steps which request (by its place in the order) is
-    aborted. After `reset_after` steps whatever runs is preempted and the prefix cache emptied. With `dummy_every` each
-    worker runs a dummy batch after every so many steps, while requests are live. Once `until()` is true the rest is
-    aborted `steps_after` steps later: a list then holds what its request had got so far.
+    The engine is driven step by step from here. The last request goes on for `last_tokens` if that is given. With
+    `twins` each request is followed by one with the same prompt that goes on for four tokens more. `abort` says after
+    how many steps which request (by its place in the order) is aborted. After `reset_after` steps whatever runs is
+    preempted and the prefix cache emptied. With `dummy_every` each worker runs a dummy batch after every so many steps,
+    while requests are live. Once `until()` is true the rest is aborted `steps_after` steps later: a list then holds
+    what its request had got so far.
 
     The prefix cache is emptied before, so that a run cannot inherit damage, and again before each of the `rounds`, of
     which the last one's tokens are returned.
@@ -90,22 +95,24 @@ def workload(
         if number and until is not None and until():
             break
         llm.reset_prefix_cache()
-        names = _add(llm, f"workload-{salt}" + number * "-again", prompts(salt)[:requests], max_tokens, twins)
+        prefix = f"workload-{salt}" + number * "-again"
+        limits = [max_tokens] * (requests - 1) + [last_tokens or max_tokens]
+        names = _add(llm, prefix, prompts(salt), limits, twins=twins)
         schedule = {step: [names[index]] for step, index in (abort or {}).items()}
         tokens = _drive(llm, names, schedule, reset_after, dummy_every, until, steps_after)
         results = [tokens[name] for name in names]
     return results
 
 
-def _add(llm: Any, prefix: str, prompts: list[list[int]], max_tokens: int, twins: bool) -> list[str]:
+def _add(llm: Any, prefix: str, prompts: list[list[int]], limits: list[int], *, twins: bool) -> list[str]:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
     names = []
-    for index, prompt in enumerate(prompts):
+    for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=False)):
         for twin in range(1 + twins):
             names.append(f"{prefix}-{index}" + twin * "-twin")
-            parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens + 4 * twin)
+            parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=limit + 4 * twin)
             llm.llm_engine.add_request(names[-1], TokensPrompt(prompt_token_ids=prompt), parameters)
     return names
 
