@@ -239,7 +239,9 @@ def test_every_block_of_a_large_pool_has_its_turn(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "in use", "in a circle"])
-def test_a_damaged_free_queue_is_found_when_it_is_walked(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_free_queue_is_found_when_it_is_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     live = PooledLive(tmp_path)
     live.start()
     live.idle(1)
@@ -251,7 +253,7 @@ def test_a_damaged_free_queue_is_found_when_it_is_walked(tmp_path: Path, damage:
     elif damage == "in use":
         queue.append(live.tables["a"][0])
     else:
-        live.free_ids = lambda limit: (queue * 100)[:limit]  # type: ignore[method-assign]
+        monkeypatch.setattr(live, "free_ids", lambda limit: (queue * 100)[:limit])
     live.idle(WALK_EVERY_STEPS + AUDIT_EVERY_STEPS)
     reasons = {reason for reason, _, _ in live.found()}
     assert reasons == {"free_list_damaged"}
