@@ -121,17 +121,17 @@ class PoolReader:
         """How many blocks the queue says that it has."""
         return int(self.pool.free_block_queue.num_free_blocks)
 
-    def free_ids(self, limit: int) -> list[int] | None:
-        """The free queue from its head on; None where it does not end after ``limit`` blocks, or breaks off."""
+    def free_ids(self, limit: int) -> list[int]:
+        """The free queue from its head on: at most ``limit`` blocks, even if it runs in a circle, and those that can be
+        reached if it breaks off.
+        """
         queue = self.pool.free_block_queue
         ids: list[int] = []
         block = queue.fake_free_list_head.next_free_block
-        while block is not None and block is not queue.fake_free_list_tail:
-            if len(ids) >= limit:
-                return None
+        while block is not None and block is not queue.fake_free_list_tail and len(ids) < limit:
             ids.append(block.block_id)
             block = block.next_free_block
-        return ids if block is not None else None
+        return ids
 
     def tables(self) -> dict[str, list[list[int]]]:
         """Block ids of all requests that the managers know, one list a group, null blocks included."""

@@ -40,7 +40,7 @@ class HostPool(Protocol):
 
     def counts(self, first: int, last: int) -> list[int]: ...
 
-    def free_ids(self, limit: int) -> list[int] | None: ...
+    def free_ids(self, limit: int) -> list[int]: ...
 
 
 class PoolJudge:
@@ -73,7 +73,7 @@ class PoolJudge:
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""
         run, ledger = self._run, self.ledger
-        if self.lost is not None:
+        if self._why_lost() is not None:
             return
         findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences.blocks)
         if findings:  # said now, while the ledger still has what the operation is about to change
@@ -101,20 +101,24 @@ class PoolJudge:
 
     def about_to_hand_out(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool is going to stop at an assertion, and will not say what it did."""
-        if self.lost is None:
+        if self._why_lost() is None:
             self._report(judge_pool(operation, self.ledger, trace_id, self._run.parts), boundary)
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
-        if self._run.allocator_faults != self._faults_before and self.lost is None:
-            self.lost = HOOK_FAULT
-        if self.lost is not None:
-            self._run.coverage.skipped["A", self.lost] += 1
+        if (lost := self._why_lost()) is not None:
+            self._run.coverage.skipped["A", lost] += 1
             return
         declaration.operations_before = self._operations_before
         if self._operations:
             declaration.operations, self._operations = self._operations, []
             self._operations_before += len(declaration.operations)
+
+    def _why_lost(self) -> str | None:
+        """``lost``, asked anew: after a fault of a hook the very next operation would be misjudged."""
+        if self.lost is None and self._run.allocator_faults != self._faults_before:
+            self.lost = HOOK_FAULT
+        return self.lost
 
     def declare(self, declaration: Declaration) -> None:
         """The bindings have the declaration."""
@@ -153,7 +157,7 @@ class PoolJudge:
         free: Sequence[int] | None = None
         if not self._audit_at and declaration.step >= self._walk_at and host.num_free <= WALKED_BLOCKS:
             self._walk_at = declaration.step + WALK_EVERY_STEPS
-            first, free = 0, host.free_ids(WALKED_BLOCKS)
+            first, free = 0, host.free_ids(WALKED_BLOCKS + 1)
         self._run.coverage.audited_blocks += last - first
         counts, ours = host.counts(first, last), ledger.counted(first, last)
         if first <= ledger.null_block_id < last:

@@ -301,7 +301,7 @@ class Host:
             [self.reader.hashes_of(block) for block in self.pool.blocks],
         )
         assert found == [], found
-        assert self.reader.num_free == len(self.reader.free_ids(count) or ())
+        assert self.reader.num_free == len(self.reader.free_ids(count))
         assert self.reader.scope == ("unknown", None)
         assert self.reader.allocating is None
         assert not self.reader.waiting
