@@ -28,7 +28,7 @@ in 640 steps. What goes through the pool's own functions is seen at once; this i
 WALKED_BLOCKS = 4096
 """The free queue is walked, when the audit has come around, if it has no more blocks than this."""
 WALK_EVERY_STEPS = 64
-NOT_OBSERVED, HOOK_FAULT = "pool_not_observed", "allocator_hook_fault"
+NOT_OBSERVED, HOOK_FAULT, UNSEEN_STEP = "pool_not_observed", "allocator_hook_fault", "scheduler_hook_fault"
 """Causes under which steps are counted that the pool is not followed in."""
 
 
@@ -46,8 +46,8 @@ class HostPool(Protocol):
 class PoolJudge:
     """The pool's side of an :class:`~kvscope.runtime.engine.EngineJudge`.
 
-    ``lost`` says why the pool is not followed any more: after a fault of one of its hooks its books would be wrong, and
-    every finding with them. Declarations then say that they do not know what the pool did.
+    ``lost`` says why the pool is not followed any more: after a fault of one of its hooks, or a step that was not seen,
+    its books would be wrong, and every finding with them. Declarations then say that they do not know what it did.
     """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
@@ -116,14 +116,16 @@ class PoolJudge:
             declaration.operations, self._operations = self._operations, []
             self._operations_before += len(declaration.operations)
 
-    def declare(self, declaration: Declaration) -> None:
-        """The bindings have the declaration."""
+    def declare(self, declaration: Declaration) -> bool:
+        """The bindings have the declaration. Whether something is wrong with it, or was found out with it."""
         if self.lost is not None:
-            return
+            return False
         legality = self.legality
+        content: list[Finding] = []
         findings: list[Finding] = []
         if legality.advance(declaration):
-            self._report(judge_content(declaration, legality, self._run.parts), "schedule")
+            content = judge_content(declaration, legality, self._run.parts)
+            self._report(content, "schedule")
             legality.end_finished()
         self._fences.declare(declaration)
         self._audit_in -= 1
@@ -135,6 +137,7 @@ class PoolJudge:
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
         self._report(findings, "schedule")
+        return bool(content or findings)
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
