@@ -30,7 +30,7 @@ def is_apart(hook: str) -> bool:
 
     The names are those of the wrapped functions of vLLM, as kv.coverage has them.
     """
-    if hook in {"worker.cache", "pool.reset"}:
+    if hook in {"worker.cache", "pool.reset", "scheduler.reset"}:
         return True
     return hook.startswith(("config.", "frontend.")) or hook.endswith((".create", ".shutdown", ".dummy"))
 

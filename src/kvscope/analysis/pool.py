@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from kvscope.analysis.engines import engines_of
 from kvscope.analysis.reader import Trace
+from kvscope.checks.judge import judge_content
 from kvscope.events.codec import declaration_from, operation_from, result_from
 from kvscope.events.pool import CONNECTOR_RESULT
 from kvscope.events.pool_schema import PoolRecord
 from kvscope.events.schema import BindRecord, BoundaryRecord, Record
-from kvscope.facts.allocator import ALLOC, PoolOperation
+from kvscope.facts.allocator import ALLOC, FREE, HOLD, PoolOperation
 from kvscope.facts.requests import Declaration, StepResult
 from kvscope.facts.topology import Topology
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
 from kvscope.state.fences import Fences
+from kvscope.state.holds import Held, Holds
 from kvscope.state.legality import Legality
 
 MOST_WAITING = 1 << 16
@@ -55,10 +57,9 @@ class FollowedPool:
         for operation in declaration.operations:
             self._take(operation)
 
-    def advance(self, declaration: Declaration) -> None:
-        """The bindings have the declaration."""
-        if not self.is_lost:
-            self._legality.advance(declaration)
+    def advance(self, declaration: Declaration) -> bool:
+        """The bindings have the declaration. Whether there is something for the rules to look at."""
+        return not self.is_lost and self._legality.advance(declaration)
 
     def end_finished(self) -> None:
         """The rules have looked at what was advanced to."""
@@ -77,22 +78,28 @@ class FollowedPool:
 class ScheduledPool(FollowedPool):
     """What EngineCore knew. In order: :meth:`hear` each operation, :meth:`hand_over` them to a declaration, bind it,
     :meth:`advance`; :meth:`confirm` when a result stands in the trace. ``was_observed``: there was something to hear.
+
+    Times are ``mono_ns`` of the process that schedules, as its records have them.
     """
 
     def __init__(self, topology: Topology, bindings: Bindings) -> None:
         super().__init__(topology, bindings)
         self.fences = Fences()
         self.was_observed = False
+        self._holds = Holds()
+        self._last_returned = 0
         self._waiting: list[PoolOperation] = []
         self._unconfirmed: dict[int, Declaration] = {}
 
-    def hear(self, operation: PoolOperation) -> None:
+    def hear(self, operation: PoolOperation, now_ns: int) -> None:
         """The pool did something. A generation that is not the one we count says that something is missing."""
         self.was_observed = True
         if self.is_lost:
             return
         self._take(operation)
         self.fences.take(operation)
+        if operation.kind in {FREE, HOLD}:
+            self._holds.take(operation, self._ledger, now_ns)
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append(operation)
         if operation.kind == ALLOC and operation.generations is not None:
@@ -113,13 +120,19 @@ class ScheduledPool(FollowedPool):
             if len(self._unconfirmed) > MOST_UNCONFIRMED:
                 del self._unconfirmed[next(iter(self._unconfirmed))]
 
-    def advance(self, declaration: Declaration) -> None:
-        super().advance(declaration)
+    def advance(self, declaration: Declaration) -> bool:
+        is_doubtful = super().advance(declaration)
         self.fences.declare(declaration)
+        return is_doubtful
+
+    def overdue(self, now_ns: int) -> list[Held]:
+        """What is held for too long when a step is declared; each is named once."""
+        return [] if self.is_lost else self._holds.overdue(self._last_returned, now_ns)
 
     def confirm(self, step: int, result: StepResult, *, may_lack: bool) -> None:
         """The result of a step. ``may_lack``: records were dropped, so that a step without one says nothing."""
         self.fences.returned(step)
+        self._last_returned = step
         declaration = self._unconfirmed.pop(step, None)
         earlier = [number for number in self._unconfirmed if number < step]
         for number in earlier:
@@ -158,12 +171,13 @@ def rebuild_ledger(trace: Trace, dp_rank: int = 0) -> BlockLedger:
         if entry.log is not log:
             continue
         if (operation := pool_operation(record)) is not None:
-            pool.hear(operation)
+            pool.hear(operation, record.mono_ns)
         elif isinstance(record, BindRecord):
             declaration = declaration_from(record)
             pool.hand_over(declaration, record)
             bindings.apply(declaration.requests)
-            pool.advance(declaration)
+            if pool.advance(declaration) and pool.legality is not None:
+                judge_content(declaration, pool.legality, setup.parts)  # which may look into a block that is half full
             pool.end_finished()
         elif isinstance(record, BoundaryRecord) and record.kind == "update_input" and isinstance(record.step, int):
             pool.confirm(record.step, result_from(record), may_lack=log.ever_dropped)

@@ -25,8 +25,10 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.judge import (
     judge_batch,
     judge_bind,
+    judge_content,
     judge_dummy,
     judge_handover,
+    judge_held,
     judge_missing,
     judge_plan,
     judge_pool,
@@ -146,8 +148,10 @@ class Replay:
             self._input(engine, rank, record)
         elif isinstance(record, BoundaryRecord) and record.kind == "dummy":
             self.coverage.dummy_runs += 1
-            run = dummy_from(record)
-            self._found(engine, rank, judge_dummy(run, step_of(record), rank.bindings, engine.setup.parts))
+            run, step = dummy_from(record), step_of(record)
+            rank.catch_up(engine.declared, step)  # the worker was told of empty steps, too
+            ledger = rank.pool.ledger
+            self._found(engine, rank, judge_dummy(run, step, rank.bindings, engine.setup.parts, ledger=ledger))
         elif isinstance(record, WriteRecord):
             self._drop_half_plan(engine, rank)
             rank.write = record
@@ -165,7 +169,7 @@ class Replay:
         trace_id = record.trace_id if isinstance(record.trace_id, str) else last[0].trace_id if last else ""
         if pool.ledger is not None:
             self._suspect(engine, judge_pool(operation, pool.ledger, trace_id, parts, in_flight=pool.fences.blocks))
-        pool.hear(operation)
+        pool.hear(operation, record.mono_ns)
         if pool.ledger is not None:
             self._suspect(engine, judge_settled(operation, pool.ledger, trace_id, parts))
 
@@ -182,7 +186,7 @@ class Replay:
         declaration = declaration_from(record)
         damage = log.missing + log.garbage
         skipped_step = declaration.step != engine.last_step + 1 and engine.last_step > 0
-        lost = damage > engine.damage_seen or (log.ever_dropped and skipped_step)
+        lost = damage > engine.damage_seen or (log.ever_dropped and skipped_step) or declaration.after_unseen
         engine.damage_seen, engine.last_step = damage, max(declaration.step, engine.last_step)
         engine.declared[declaration.step] = (declaration, lost)
         self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
@@ -194,18 +198,27 @@ class Replay:
             self.pools_lost.setdefault(engine.setup.dp_rank, declaration.step)
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
-        engine.pool.advance(declaration)
+        self._judge_pool_at(engine, declaration, record.mono_ns)
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
             if finding.request_id not in engine.bindings.partial
         ]
         self._found(engine, None, findings)
-        engine.pool.end_finished()
         for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
             for rank in engine.ranks.values():
                 rank.catch_up(engine.declared, step)
             del engine.declared[step]
+
+    def _judge_pool_at(self, engine: EngineSide, declaration: Declaration, now_ns: int) -> None:
+        """What the pool's blocks say about a declaration that was just bound."""
+        pool, parts = engine.pool, engine.setup.parts
+        if pool.advance(declaration) and pool.legality is not None:
+            self._found(engine, None, judge_content(declaration, pool.legality, parts))
+        pool.end_finished()
+        overdue = pool.overdue(now_ns)
+        if overdue and pool.ledger is not None:
+            self._found(engine, None, judge_held(overdue, declaration, pool.ledger, parts))
 
     def _input(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
         step = step_of(record)
@@ -256,7 +269,7 @@ class Replay:
         whole = msgspec.structs.replace(rebuilt.plan, request_ids=[*snapshot.request_ids, *left_out])
         findings = judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
-            view = StepView(rebuilt.plan, declaration, rank.bindings)
+            view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
             found = judge_plan(view, [view.group(rank.batches[i]) for i in indexes], engine.setup.parts)
             for finding in found:
                 _renumber(finding, rebuilt)

@@ -24,13 +24,15 @@ NOT_REPLAYABLE = frozenset(
         "handover_missing",
         "handover_request_mismatch",
         "alloc_live_block",
+        "alloc_null_block",
         "alias_owner_mismatch",
         "free_list_damaged",
         "ledger_pool_mismatch",
     }
 )
 """Reasons that live can find in what a trace does not hold: a message without its declaration, a row of a batch that
-was never declared, a block that the host itself refuses to hand out, an audit of the host's own books.
+was never declared, what the host's free queue hands out before the host has looked at it, an audit of the host's own
+books.
 """
 
 

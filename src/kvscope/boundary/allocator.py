@@ -135,11 +135,14 @@ class PoolReader:
 
     def tables(self) -> dict[str, list[list[int]]]:
         """Block ids of all requests that the managers know, one list a group, null blocks included."""
-        requests, null = dict.fromkeys(r for m in self.managers for r in m.req_to_blocks), self.pool.null_block.block_id
-        return {
-            r: [[b.block_id if self.has(b) else null for b in m.req_to_blocks.get(r, ())] for m in self.managers]
-            for r in requests
-        }
+        return {r: self.table_of(r) for r in dict.fromkeys(r for m in self.managers for r in m.req_to_blocks)}
+
+    def table_of(self, request_id: str) -> list[list[int]]:
+        """The same of one request; empty lists for one that the managers do not know."""
+        null = self.pool.null_block.block_id
+        return [
+            [b.block_id if self.has(b) else null for b in m.req_to_blocks.get(request_id, ())] for m in self.managers
+        ]
 
 
 def _placed(operation: PoolOperation, places: dict[int, tuple[int, int]]) -> Iterator[PoolOperation]:

@@ -42,6 +42,7 @@ def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRe
         connector_plan=or_absent(declaration.connector_plan),
         operations_before=or_absent(declaration.operations_before),
         num_operations=UNSET if declaration.operations_before is None else len(declaration.operations),
+        after_unseen=declaration.after_unseen or UNSET,
     )
 
 
@@ -75,6 +76,7 @@ def declaration_from(record: BindRecord) -> Declaration:
         copies=None if isinstance(record.copies, UnsetType) else [(copy.src, copy.dst) for copy in record.copies],
         connector_plan=given(record.connector_plan, None),
         operations_before=given(record.operations_before, None),
+        after_unseen=given(record.after_unseen, False),
     )
 
 

@@ -117,7 +117,8 @@ class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     """``Scheduler.schedule()`` returned with work.
 
     ``num_operations`` records of the allocator, of the ``operations_before`` + ``num_operations`` that there were until
-    then, led to this step. Both are absent where the pool was not observed.
+    then, led to this step. Both are absent where the pool was not observed. ``after_unseen``, absent for no: before it
+    there was a step that was not observed, so that no table and no block from before it is known.
 
     ``unlisted`` names requests that the declaration mentions somewhere without listing them as new or cached: a sound
     scheduler has none, and the field is absent then.
@@ -133,6 +134,7 @@ class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     connector_plan: str | UnsetType = UNSET
     operations_before: Count | UnsetType = UNSET
     num_operations: Count | UnsetType = UNSET
+    after_unseen: bool | UnsetType = UNSET
     unlisted: list[BoundRequest] | UnsetType = UNSET
 
 

@@ -71,6 +71,7 @@ class Declaration(msgspec.Struct, kw_only=True, gc=False):
 
     ``operations`` is what the block pool did since the declaration before, in order, and ``operations_before`` how many
     operations there were until then, so that who misses some knows it. None: the pool is not observed.
+    ``after_unseen``: before this step there was one that was not observed, and nobody was told what it declared.
     """
 
     step: int
@@ -87,6 +88,7 @@ class Declaration(msgspec.Struct, kw_only=True, gc=False):
     connector_plan: str | None
     operations: list[PoolOperation] = []
     operations_before: int | None = None
+    after_unseen: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -14,7 +14,7 @@ from ..facts.topology import Topology
 from ..logs import say
 from ..state.bindings import Bindings
 from .isolation import Isolation, take_due
-from .pool import PoolJudge
+from .pool import UNSEEN_STEP, PoolJudge
 from .run import Run
 
 _NOTHING = StepResult(request_ids=(), sampled_tokens=())
@@ -34,6 +34,7 @@ class EngineJudge:
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
         self._scheduling = False
+        self._after_unseen = False
         self._told_before = 0
         self._judged_groups = sum(group.judged for group in topology.groups)
         self._step = 0
@@ -48,8 +49,10 @@ class EngineJudge:
 
     def on_schedule_begin(self) -> None:
         self._act_if_due(self._step)
-        if self._scheduling and self.pool is not None:  # the step before was never told
-            self.pool.legality.forgive()
+        if self._scheduling:  # the step before was never told, nor bound
+            self._after_unseen = True
+            if self.pool is not None and self.pool.lost is None:
+                self.pool.lost = UNSEEN_STEP
         self._scheduling = True
 
     def on_pool(self, operation: PoolOperation, boundary: str) -> None:
@@ -71,6 +74,9 @@ class EngineJudge:
     def on_schedule(self, declaration: Declaration) -> None:
         run, requests, pool = self._run, declaration.requests, self.pool
         self._scheduling = False
+        if self._after_unseen:
+            declaration.after_unseen = True
+            self._bindings.partial.update(self._bindings.live)
         if pool is not None:
             pool.hand_over(declaration)
         self._bindings.apply(requests)
@@ -79,21 +85,13 @@ class EngineJudge:
             # Its word on who finished or was preempted, and on what the pool did until then, is needed to replay
             # the steps that follow.
             if not (requests.finished or requests.preempted or declaration.operations):
-                if pool is not None:
-                    pool.declare(declaration)
+                if pool is not None and pool.declare(declaration):
+                    self._record(declaration)
                 return
         else:
             run.coverage.steps += 1
             run.coverage.rows_scheduled += len(requests.scheduled) * self._judged_groups
-        run.stream.put(
-            "bind",
-            declaration,
-            component="scheduler",
-            boundary="schedule",
-            step=declaration.step,
-            trace_id=declaration.trace_id,
-            approx_bytes=256 * len(requests.scheduled),
-        )
+        self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
         if not self._bindings.doubtful:
@@ -103,6 +101,18 @@ class EngineJudge:
             ledger = pool.ledger if pool is not None and pool.lost is None else None
             run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
+
+    def _record(self, declaration: Declaration) -> None:
+        self._after_unseen = False
+        self._run.stream.put(
+            "bind",
+            declaration,
+            component="scheduler",
+            boundary="schedule",
+            step=declaration.step,
+            trace_id=declaration.trace_id,
+            approx_bytes=256 * len(declaration.requests.scheduled),
+        )
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run

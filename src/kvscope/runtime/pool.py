@@ -28,7 +28,9 @@ in 640 steps. What goes through the pool's own functions is seen at once; this i
 WALKED_BLOCKS = 4096
 """The free queue is walked, when the audit has come around, if it has no more blocks than this."""
 WALK_EVERY_STEPS = 64
-NOT_OBSERVED, HOOK_FAULT = "pool_not_observed", "allocator_hook_fault"
+AUDITED_TABLES = 4
+"""With it the tables of so many requests are held against ``req_to_blocks``, in turn."""
+NOT_OBSERVED, HOOK_FAULT, UNSEEN_STEP = "pool_not_observed", "allocator_hook_fault", "scheduler_hook_fault"
 """Causes under which steps are counted that the pool is not followed in."""
 
 
@@ -40,14 +42,16 @@ class HostPool(Protocol):
 
     def counts(self, first: int, last: int) -> list[int]: ...
 
+    def table_of(self, request_id: str) -> list[list[int]]: ...
+
     def free_ids(self, limit: int) -> list[int]: ...
 
 
 class PoolJudge:
     """The pool's side of an :class:`~kvscope.runtime.engine.EngineJudge`.
 
-    ``lost`` says why the pool is not followed any more: after a fault of one of its hooks its books would be wrong, and
-    every finding with them. Declarations then say that they do not know what the pool did.
+    ``lost`` says why the pool is not followed any more: after a fault of one of its hooks, or a step that was not seen,
+    its books would be wrong, and every finding with them. Declarations then say that they do not know what it did.
     """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
@@ -64,6 +68,7 @@ class PoolJudge:
         self._audit_in = AUDIT_EVERY_STEPS
         self._audit_at = 0
         self._walk_at = 0
+        self._to_audit: list[str] = []
         self._faults_before = run.allocator_faults
 
     def observe(self, host: HostPool) -> None:
@@ -120,14 +125,16 @@ class PoolJudge:
             self.lost = HOOK_FAULT
         return self.lost
 
-    def declare(self, declaration: Declaration) -> None:
-        """The bindings have the declaration."""
+    def declare(self, declaration: Declaration) -> bool:
+        """The bindings have the declaration. Whether something is wrong with it, or was found out with it."""
         if self.lost is not None:
-            return
+            return False
         legality = self.legality
+        content: list[Finding] = []
         findings: list[Finding] = []
         if legality.advance(declaration):
-            self._report(judge_content(declaration, legality, self._run.parts), "schedule")
+            content = judge_content(declaration, legality, self._run.parts)
+            self._report(content, "schedule")
             legality.end_finished()
         self._fences.declare(declaration)
         self._audit_in -= 1
@@ -139,6 +146,7 @@ class PoolJudge:
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
         self._report(findings, "schedule")
+        return bool(content or findings)
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step is there."""
@@ -159,15 +167,24 @@ class PoolJudge:
             self._walk_at = declaration.step + WALK_EVERY_STEPS
             first, free = 0, host.free_ids(WALKED_BLOCKS + 1)
         self._run.coverage.audited_blocks += last - first
+        tables = {} if free is None else self._next_tables(host)
         counts, ours = host.counts(first, last), ledger.counted(first, last)
         if first <= ledger.null_block_id < last:
             counts[ledger.null_block_id - first] = ours[ledger.null_block_id - first]
         if counts == ours and free is None:
             return []
-        differences = ledger.differences(counts, free, first_block=first)
+        differences = ledger.differences(counts, free, tables or None, first_block=first, all_requests=False)
         if not differences:
             return []
         return judge_audit(differences, declaration.step, declaration.trace_id, ledger, self._run.parts)
+
+    def _next_tables(self, host: HostPool) -> dict[str, list[list[int]]]:
+        """The host's tables of the requests whose turn it is."""
+        if not self._to_audit:
+            self._to_audit = list(self.legality.live)
+        turn, self._to_audit = self._to_audit[:AUDITED_TABLES], self._to_audit[AUDITED_TABLES:]
+        tables = {request_id: host.table_of(request_id) for request_id in turn}
+        return {request_id: table for request_id, table in tables.items() if any(table)}
 
     def _report(self, findings: list[Finding], boundary: str) -> None:
         if findings:

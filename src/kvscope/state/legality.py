@@ -19,6 +19,7 @@ import numpy as np
 
 from ..facts import allocator as facts
 from ..facts.allocator import PoolOperation
+from ..facts.plans import Int32, Int64
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Group, Topology
 from .bindings import Bindings, Table
@@ -71,6 +72,11 @@ class Legality:
         self._on_their_way: deque[tuple[int, dict[str, int]]] = deque(maxlen=_REMEMBERED_STEPS)
         self._tables: list[Table] | None = None
         self._is_forgiven = False
+
+    @property
+    def live(self) -> Iterable[str]:
+        """Requests that have a declared table."""
+        return self._bindings.live
 
     def loaded_tokens(self, request_id: str) -> int:
         """How many tokens a receive has brought to a request, from its first one on."""
@@ -276,6 +282,8 @@ class Legality:
                 hits.setdefault(operation.request_id, set()).update(operation.block_ids)
             elif operation.cause == facts.CAUSE_EXTERNAL and operation.kind == facts.ALLOC and not operation.reserved:
                 external.setdefault(operation.request_id, set()).update(operation.block_ids)
+        if external:
+            self._declare_loads(requests, external)
         for request_id, bound, start in self._arriving(requests):
             if not start and not self._loaded.get(request_id):
                 continue
@@ -302,6 +310,17 @@ class Legality:
                         )
                     )
 
+    def _declare_loads(self, requests: StepRequests, external: Mapping[str | None, Collection[int]]) -> None:
+        """A load inside the step fills the blocks before attention looks (``KVConnectorBase.start_load_kv``,
+        ``wait_for_layer_load``), for whoever hits them in the same step as well.
+        """
+        for request_id, bound, start in self._arriving(requests):
+            if request_id in external:
+                for group_index, group in self._groups:
+                    _, relied, needed = _relied_on(group, bound.blocks[group_index], start)
+                    loaded = np.isin(relied, list(external[request_id]))
+                    self.ledger.declare_written(relied[loaded], needed[loaded], self.step)
+
     def _examine_prefix(
         self,
         request_id: str,
@@ -315,23 +334,12 @@ class Legality:
         """Hold what attention will read of the blocks against what has ever been declared written; of the last block
         ``tail`` tokens were before the step.
         """
-        size = group.block_size
-        count = -(-start // size)
-        visible = int(first_visible_block(group, np.array([start], np.int64))[0])
-        relied = np.array(blocks, np.int64)[visible:count]
+        first, relied, needed = _relied_on(group, blocks, start)
         if not relied.size:
             return
-        needed = np.full(relied.size, size, np.int32)
-        if start % size and count - visible == relied.size:
-            needed[-1] = start % size
         declared = self.ledger.written_of(relied)[0]
-        if tail is not None and needed[-1] < size:
+        if tail is not None and needed[-1] < group.block_size and relied[-1] not in external:
             declared[-1] = min(declared[-1], tail)
-        if external:
-            # A load inside the step fills them before attention looks (KVConnectorBase.start_load_kv, wait_for_layer).
-            loaded = np.isin(relied, list(external))
-            self.ledger.declare_written(relied[loaded], needed[loaded], self.step)
-            declared[loaded] = needed[loaded]
         short = np.flatnonzero(declared < needed)
         if short.size:
             at = int(short[0])
@@ -339,7 +347,7 @@ class Legality:
                 Unwritten(
                     request_id=request_id,
                     group_index=group_index,
-                    index=visible + at,
+                    index=first + at,
                     block_id=int(relied[at]),
                     needed=int(needed[at]),
                     declared=int(declared[at]),
@@ -376,3 +384,17 @@ class Legality:
                 blocks = bound.blocks[group_index][first : -(-end // group.block_size)]
                 if blocks:
                     self.ledger.roll_back(blocks, [filled] + [0] * (len(blocks) - 1))
+
+
+def _relied_on(group: Group, blocks: Iterable[int], start: int) -> tuple[int, Int64, Int32]:
+    """What attention reads of a request that has ``start`` tokens: the index of the first block, the blocks ``[n]``,
+    and how many tokens of each ``[n]``.
+    """
+    size = group.block_size
+    count = -(-start // size)
+    visible = int(first_visible_block(group, np.array([start], np.int64))[0])
+    relied = np.array(blocks, np.int64)[visible:count]
+    needed = np.full(relied.size, size, np.int32)
+    if start % size and relied.size and count - visible == relied.size:
+        needed[-1] = start % size
+    return visible, relied, needed

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_pool, judge_settled
+from kvscope.checks.judge import judge_content, judge_held, judge_pool, judge_settled
 from kvscope.checks.rule import Part
-from kvscope.facts.allocator import ALLOC, CAUSE_ALLOCATE, FREE, PoolOperation
+from kvscope.facts.allocator import ALLOC, CAUSE_ALLOCATE, FREE, HOLD, PoolOperation
 from kvscope.facts.requests import Declaration, StepResult
 from kvscope.facts.topology import Topology
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
 from kvscope.state.fences import Fences
+from kvscope.state.holds import Holds
 from kvscope.state.legality import Legality
 
 
@@ -29,9 +30,11 @@ class BuiltPool:
         self._waiting: list[PoolOperation] = []
         self._before = 0
         self._fences = Fences()
+        self._holds = Holds()
+        self._last_returned = 0
         self._parts = parts
 
-    def take(self, operation: PoolOperation, trace_id: str) -> list[Finding]:
+    def take(self, operation: PoolOperation, trace_id: str, now_ns: int) -> list[Finding]:
         """The pool has done something; what is wrong with it."""
         ledger = self.scheduler.ledger
         findings = judge_pool(operation, ledger, trace_id, self._parts, in_flight=self._fences.blocks)
@@ -40,6 +43,8 @@ class BuiltPool:
             operation.generations = self.scheduler.ledger.generation_of(operation.block_ids).tolist()
         self._waiting.append(operation)
         self._fences.take(operation)
+        if operation.kind in {FREE, HOLD}:
+            self._holds.take(operation, ledger, now_ns)
         return findings + judge_settled(operation, ledger, trace_id, self._parts)
 
     def hand_over(self, declaration: Declaration) -> None:
@@ -48,11 +53,17 @@ class BuiltPool:
         declaration.operations_before = self._before
         self._before += len(declaration.operations)
 
-    def declare(self, declaration: Declaration) -> None:
-        """The scheduler's bindings have the declaration."""
-        self.scheduler.advance(declaration)
-        self.scheduler.end_finished()
+    def declare(self, declaration: Declaration, now_ns: int) -> list[Finding]:
+        """The scheduler's bindings have the declaration; what is wrong with it, or found out with it."""
+        legality, findings = self.scheduler, list[Finding]()
+        if legality.advance(declaration):
+            findings = judge_content(declaration, legality, self._parts)
+            legality.end_finished()
         self._fences.declare(declaration)
+        overdue = self._holds.overdue(self._last_returned, now_ns)
+        if overdue:
+            findings += judge_held(overdue, declaration, legality.ledger, self._parts)
+        return findings
 
     def receive(self, rank: int, declaration: Declaration) -> None:
         """A worker has the declaration, and binds it next."""
@@ -61,12 +72,13 @@ class BuiltPool:
 
     def carry_out(self, rank: int, declaration: Declaration) -> None:
         """The worker's bindings have the declaration."""
-        self.workers[rank].advance(declaration)
-        self.workers[rank].end_finished()
+        if self.workers[rank].advance(declaration):
+            self.workers[rank].end_finished()
 
     def confirm(self, declaration: Declaration, result: StepResult) -> None:
         """The step's result is there."""
         self._fences.returned(declaration.step)
+        self._last_returned = declaration.step
         self.scheduler.confirm(declaration, result)
 
 

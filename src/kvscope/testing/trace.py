@@ -45,6 +45,8 @@ from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.state.blocks import BlockLedger
+from kvscope.state.legality import Legality
 from kvscope.testing.pool import BuiltPool, allocation, release
 from kvscope.testing.trace_file import TraceFile
 
@@ -177,7 +179,8 @@ class TraceBuilder:
         self._bindings.apply(declaration.requests)
         self.engine.write(bind_record(declaration, self.names), "scheduler", "scheduler.schedule")
         if self.observed is not None:
-            self.observed.declare(declaration)
+            now_ns = self.engine.clock(declaration.step)
+            self._violations(self.engine, self.observed.declare(declaration, now_ns))
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
         for rank, stream in enumerate(self.workers):
             self._run_worker(rank, stream, declaration, damage_received, damage_plan)
@@ -195,7 +198,7 @@ class TraceBuilder:
         if self.observed is None:
             return
         trace_id = self._trace_id(operation.step)
-        findings = self.observed.take(operation, trace_id)
+        findings = self.observed.take(operation, trace_id, self.engine.clock(operation.step))
         record = operation_record(operation, self.names)
         if operation.scheduling:
             record.trace_id = trace_id
@@ -208,7 +211,14 @@ class TraceBuilder:
         run = DummyRun(slots=arrays, num_tokens=max(map(len, slots.values())))
         for rank, stream in enumerate(self.workers):
             stream.write(dummy_record(run), "runner", "runner_v1.dummy", after=self.step_number)
-            self._violations(stream, judge_dummy(run, self.step_number, self._worker_bindings[rank], self.parts))
+            ledger, _ = self._sides(rank)
+            bindings = self._worker_bindings[rank]
+            self._violations(stream, judge_dummy(run, self.step_number, bindings, self.parts, ledger=ledger))
+
+    def wait(self, seconds: float) -> None:
+        """Nothing happens for so long."""
+        for stream in dict.fromkeys([self.engine, *self.workers]):
+            stream.waited_ns += int(seconds * 1e9)
 
     def close(self, *, coverage: bool = True) -> Path:
         """End the run. Without ``coverage`` it ends as if its processes had been killed."""
@@ -244,13 +254,20 @@ class TraceBuilder:
         plan = self._plan(declaration, bindings)
         damage_plan(plan)
         findings = judge_batch(declaration, plan, self.parts)
-        view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings)
+        view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
         groups = [view.group(batch) for batch in self._batches[rank]]
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
         snapshot = take_snapshot(view, groups, spell_tables=self._full)
         for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):
             stream.write(record_, "runner", "runner_v1.slots")
         self._violations(stream, findings + judge_plan(view, groups, self.parts))
+
+    def _sides(self, rank: int) -> tuple[BlockLedger, Legality] | tuple[None, None]:
+        """What a worker knows of the pool."""
+        if self.observed is None:
+            return None, None
+        legality = self.observed.workers[rank]
+        return legality.ledger, legality
 
     def _plan(self, declaration: Declaration, bindings: Bindings) -> Plan:
         ids = list(declaration.requests.scheduled)

@@ -14,13 +14,16 @@ STEP_NS = 1_000_000
 
 
 class TraceFile:
-    """The file of one process. Its clock advances by a microsecond a record and a millisecond a step."""
+    """The file of one process. Its clock advances by a microsecond a record and a millisecond a step, and by
+    ``waited_ns``.
+    """
 
     def __init__(self, directory: Path, process: str, rank: int, pid: int, engine_id: str, ranks: Ranks) -> None:
         self.process, self.rank, self.pid = process, rank, pid
         self.path = directory / f"{process}-{rank}-{pid}.0.jsonl"
         self.identity = Identity(engine_id=engine_id, ranks=ranks)
         self.seq = 0
+        self.waited_ns = 0
         self._file = self.path.open("wb")
 
     def write(
@@ -28,7 +31,7 @@ class TraceFile:
     ) -> None:
         self.seq += 1
         when = step if step is not None else after if isinstance(record.step, UnsetType) else record.step
-        mono_ns = when * STEP_NS + self.seq * 1_000
+        mono_ns = self.clock(when)
         stamp(
             record,
             self.identity,
@@ -41,6 +44,10 @@ class TraceFile:
             after_step=after,
         )
         self._file.write(encode(record) + b"\n")
+
+    def clock(self, step: int) -> int:
+        """Nanoseconds, as the last record has them if it is about the step."""
+        return self.waited_ns + step * STEP_NS + self.seq * 1_000
 
     def close(self) -> None:
         self._file.close()

@@ -46,6 +46,9 @@ class PooledLive(Live):
     def free_ids(self, limit: int) -> list[int]:
         return self.host.free_ids()[:limit]
 
+    def table_of(self, request_id: str) -> list[list[int]]:
+        return [self.tables.get(request_id, [])]
+
     # What the pool does -----------------------------------------------------------------------------------------------
 
     def tell(
