@@ -34,6 +34,7 @@ class EngineJudge:
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
         self._scheduling = False
+        self._is_seen = True  # the last step, to its end
         self._after_unseen = False
         self._told_before = 0
         self._judged_groups = sum(group.judged for group in topology.groups)
@@ -49,11 +50,11 @@ class EngineJudge:
 
     def on_schedule_begin(self) -> None:
         self._act_if_due(self._step)
-        if self._scheduling:  # the step before was never told, nor bound
+        if not self._is_seen:
             self._after_unseen = True
             if self.pool is not None and self.pool.lost is None:
                 self.pool.lost = UNSEEN_STEP
-        self._scheduling = True
+        self._is_seen, self._scheduling = False, True
 
     def on_pool(self, operation: PoolOperation, boundary: str) -> None:
         """The pool has done something, in a step or between two."""
@@ -72,6 +73,10 @@ class EngineJudge:
         return self._trace_prefix + str(operation.step)
 
     def on_schedule(self, declaration: Declaration) -> None:
+        self._declare(declaration)
+        self._is_seen = True
+
+    def _declare(self, declaration: Declaration) -> None:
         run, requests, pool = self._run, declaration.requests, self.pool
         self._scheduling = False
         if self._after_unseen:

@@ -90,6 +90,7 @@ class TraceBuilder:
         self.blocks: dict[str, list[list[int]]] = {}
         self._prompt: dict[str, int] = {}
         self._computed: dict[str, int] = {}
+        self._brought: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
@@ -112,6 +113,14 @@ class TraceBuilder:
         """A request arrives; nothing is recorded until a step schedules it."""
         self._prompt[request_id] = prompt_tokens
 
+    def bring(self, request_id: str, tokens: int, block_ids: list[int]) -> None:
+        """The request will come in with so many tokens computed, in these blocks of the first group; what the pool did
+        for that is told by :meth:`pool_does`.
+        """
+        self.blocks[request_id] = [list(block_ids), *([] for _ in self.topology.groups[1:])]
+        self.pool = [block for block in self.pool if block not in block_ids]
+        self._brought[request_id] = tokens
+
     def declare(
         self, scheduled: Mapping[str, int], *, finished: Iterable[str] = (), preempted: Iterable[str] = ()
     ) -> Declaration:
@@ -129,10 +138,12 @@ class TraceBuilder:
         )  # fmt: skip
         for request_id, tokens in scheduled.items():
             if request_id not in self._computed:
+                computed = self._brought.pop(request_id, 0)
+                self._grow(request_id, computed + tokens)
                 requests.new_ids.append(request_id)
-                requests.new_computed.append(0)
-                requests.new_blocks.append(self._grow(request_id, tokens))
-                self._computed[request_id] = tokens
+                requests.new_computed.append(computed)
+                requests.new_blocks.append(tuple(list(table) for table in self.blocks[request_id]))
+                self._computed[request_id] = computed + tokens
                 continue
             if request_id in self._preempted:
                 self._preempted.discard(request_id)

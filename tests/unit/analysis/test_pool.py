@@ -411,7 +411,7 @@ def test_what_waits_for_a_declaration_is_bounded() -> None:
     pool = ScheduledPool(TOPOLOGY, bindings)
     operation = PoolOperation(kind=TOUCH, block_ids=[1])
     for _ in range(MOST_WAITING + 5):
-        pool.hear(operation)
+        pool.hear(operation, 0)
     declaration, _ = decode_batch()
     record = bind_record(declaration)
     record.operations_before, record.num_operations = 0, MOST_WAITING + 5

@@ -101,6 +101,7 @@ def declarations(draw: st.DrawFn) -> Declaration:
         copies=draw(st.none() | st.lists(st.tuples(small, small), max_size=3)),
         connector_plan=draw(st.none() | ids),
         operations_before=draw(st.none() | counts),
+        after_unseen=draw(st.booleans()),
     )
 
 

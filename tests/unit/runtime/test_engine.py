@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
+from kvscope.facts.allocator import ALLOC, CAUSE_DEFERRED, HOLD, PoolOperation
 from kvscope.facts.plans import Plan
 from kvscope.facts.requests import StepResult
 from kvscope.facts.topology import Ranks
 from kvscope.runtime.engine import EngineJudge
+from kvscope.state.holds import DEFERRED_LIMIT_STEPS
 from unit.checks.scenes import ONE_GROUP, declare
 from unit.checks.worlds import group, pool
 from unit.runtime.support import Live, last_coverage, make_run, of_event
@@ -74,6 +77,81 @@ def test_an_empty_step_that_ends_a_request_is_taken_over(tmp_path: Path) -> None
     live.declare(new=[("c", ([1],), 0, 5)])
     assert of_event(live.run, "kv.violation") == []
     assert live.engine._bindings.holders(0, 1) == ["c"]
+
+
+class Pool:
+    """A host's pool in which nobody has a block, before the first audit."""
+
+    num_free = 0
+
+    def counts(self, first: int, last: int) -> list[int]:
+        return [0] * (last - first)
+
+    def free_ids(self, limit: int) -> list[int] | None:
+        return [] if limit else None
+
+
+def observed(folder: Path) -> Live:
+    live = Live(folder)
+    assert live.engine.pool is not None
+    live.engine.pool.observe(Pool())
+    return live
+
+
+def grow(live: Live) -> None:
+    """Both get the blocks that they need for their next 16 tokens, and nobody hears of it."""
+    live.scene.say(known=[("a", ([7],), 48, 1), ("b", ([8],), 48, 1)])
+    live.engine.next_step()
+
+
+def goes_on(live: Live) -> list[dict[str, Any]]:
+    """Two steps later; what is recorded of them."""
+    for computed in (49, 50):
+        live.declare(known=[("a", None, computed, 1), ("b", None, computed, 1)])
+    assert of_event(live.run, "kv.violation") == []
+    return of_event(live.run, "kv.bind")[-2:]
+
+
+def test_behind_a_step_that_was_not_seen_nothing_is_judged_by_what_was_known_before(tmp_path: Path) -> None:
+    live = observed(tmp_path)
+    live.warm()
+    live.engine.on_schedule_begin()
+    grow(live)
+    said = goes_on(live)
+    assert [record.get("after_unseen") for record in said] == [True, None]
+    assert not any("operations_before" in record for record in said)
+    assert live.run.coverage.skipped["A", "scheduler_hook_fault"] == 2
+
+
+def test_a_step_whose_judgement_failed_counts_as_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    live = observed(tmp_path)
+    live.warm()
+    with monkeypatch.context() as patch:
+        patch.setattr(live.engine.pool, "declare", fails)
+        with pytest.raises(ZeroDivisionError):
+            live.declare(known=[("a", ([7],), 48, 1), ("b", ([8],), 48, 1)])
+    assert [record.get("after_unseen") for record in goes_on(live)] == [True, None]
+    assert live.engine.pool is not None
+    assert live.engine.pool.lost == "scheduler_hook_fault"
+
+
+def test_an_empty_step_in_which_something_is_found_is_recorded(tmp_path: Path) -> None:
+    """A hold that is overdue: nothing else happens in that step, and a replay has to find it, too."""
+    live = observed(tmp_path)
+    assert live.engine.pool is not None
+    pool = live.engine.pool
+    pool.take(PoolOperation(kind=ALLOC, block_ids=[9], request_id="c", group_id=0, first_index=0), "alloc", "t")
+    pool.take(PoolOperation(kind=HOLD, block_ids=[9], request_id="c", cause=CAUSE_DEFERRED), "hold", "t")
+    live.warm()
+    pool._last_returned = DEFERRED_LIMIT_STEPS + 1
+    live.declare()
+    live.declare()
+    assert [said["step"] for said in of_event(live.run, "kv.bind")] == [1, 2]
+    found = [(said["reason"], said["step"]) for said in of_event(live.run, "kv.violation")]
+    assert found == [("hold_deadline_exceeded", 2)]
 
 
 def test_a_declaration_is_judged_and_logged(tmp_path: Path) -> None:
