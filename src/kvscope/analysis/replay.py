@@ -89,7 +89,8 @@ class RowCoverage(msgspec.Struct, kw_only=True):
 class Replay:
     """The result, complete after :meth:`run`. ``ids_omitted``: requests cannot be told apart in this trace.
 
-    ``pools_lost`` has, by data-parallel rank, the step from which on records of the pool are known to be missing.
+    ``pools_lost`` has, by data-parallel rank, the step from which on records of the pool are known to be missing, and
+    ``pools_unobserved`` the ranks whose guard was on and of whose pool nothing is recorded at all.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -100,6 +101,7 @@ class Replay:
         self.undeclared_steps = 0
         self.damaged_records = 0
         self.pools_lost: dict[int, int] = {}
+        self.pools_unobserved: list[int] = []
         self.ids_omitted = False
         self._by_log: dict[str, EngineSide] = {}
         for setup in self.setups:
@@ -122,6 +124,8 @@ class Replay:
         for engine in {id(engine): engine for engine in self._by_log.values()}.values():
             if engine.setup.declaring is not None and not engine.setup.declaring.ever_dropped:
                 self._prove(engine, engine.setup.declaring)
+            if engine.declared and not engine.pool.was_observed and "kv_guard_config" in engine.setup.parts:
+                self.pools_unobserved.append(engine.setup.dp_rank)
             for rank in engine.ranks.values():
                 self._drop_half_plan(engine, rank)
         for log in self.trace.logs:

@@ -182,15 +182,22 @@ def _notes(replay: Replay) -> Iterator[str]:
             yield f"{log.name}: {counted(sum(faults.values()), 'faults')} in kvscope's own hooks ({', '.join(faults)})"
     for name, rows in replay.coverage.other_rows.items():
         yield f"{name}: {counted(rows, 'rows')} with semantics that no rule judges"
-    for setup in replay.setups:
-        off = sorted({rule.part for rule in RULES.values()} - setup.parts)
-        if off and setup.parts:
-            yield f"{', '.join(off)} was off: its rules were not judged"
+    yield from _not_judged(replay)
     if others := replay.trace.files.others:
         yield f"this is the newest of {len(others) + 1} runs in this folder; name a run's folder to choose"
     if replay.trace.files.unreadable:
         names = ", ".join(folder.name for folder in replay.trace.files.unreadable[:3])
         yield f"folders beside this run that may not be read, and may be newer: {names}"
+
+
+def _not_judged(replay: Replay) -> Iterator[str]:
+    """Rules that were not asked, as in the live processes."""
+    if replay.pools_unobserved:
+        yield "nothing is recorded of the block pool: what only its books can show was not judged"
+    for setup in replay.setups:
+        off = sorted({rule.part for rule in RULES.values()} - setup.parts)
+        if off and setup.parts:
+            yield f"{', '.join(off)} was off: its rules were not judged"
 
 
 def _killed_with_a_loss(replay: Replay) -> list[str]:

@@ -269,7 +269,7 @@ def test_what_is_legal_is_not_found(tmp_path: Path, layout: dict[str, Any]) -> N
     builder.step({"r1": 1, "r5": 40})
     replay = replayed(builder.close())
     verdict = verdict_of(replay)
-    assert (verdict.word, verdict.reasons, replay.pools_lost) == (CLEAN, [], {})
+    assert (verdict.word, verdict.reasons, verdict.notes, replay.pools_lost) == (CLEAN, [], [], {})
     assert builder.observed is not None
     assert rebuild_ledger(Trace.open(tmp_path / "run")).equals(builder.observed.scheduler.ledger)
 

@@ -206,6 +206,7 @@ def test_without_records_of_the_pool_there_is_no_history_and_nothing_is_missed(t
     assert folded.scene is not None
     assert folded.scene.history is None
     assert replay.pools_lost == {}
+    assert [note for note in verdict_of(replay).notes if "block pool" in note]
     with pytest.raises(ValueError, match="lacks records of its pool"):
         rebuild_ledger(Trace.open(run))
 

