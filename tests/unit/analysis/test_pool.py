@@ -116,6 +116,10 @@ def test_the_ledger_comes_back_in_all_processes(tmp_path: Path, topology: Topolo
     assert (verdict_of(replay).word, replay.pools_lost) == (CLEAN, {})
 
 
+NAMES = [f"r{number}" for number in range(64)]
+"""More than can end in the longest traffic."""
+
+
 @st.composite
 def traffic(draw: st.DrawFn) -> list[tuple[dict[str, int], list[str], list[str]]]:
     """Steps: what is scheduled, who has finished, who was preempted."""
@@ -127,7 +131,7 @@ def traffic(draw: st.DrawFn) -> list[tuple[dict[str, int], list[str], list[str]]
         preempted = sorted(name for name in live.difference(finished) if draw(st.integers(0, 7)) == 0)
         live.difference_update(finished, preempted)
         gone.update(finished)
-        names = st.sampled_from([name for name in "abcdefghijkl" if name not in gone and name not in preempted])
+        names = st.sampled_from([name for name in NAMES if name not in gone and name not in preempted])
         scheduled = draw(st.dictionaries(names, st.sampled_from([1, 1, 5, 16, 37]), min_size=1, max_size=3))
         live.update(scheduled)
         steps.append((scheduled, finished, preempted))
