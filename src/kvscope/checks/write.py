@@ -123,8 +123,9 @@ def write_slot_collision(view: GroupView) -> Iterator[Finding]:
     order = np.argsort(view.slots, kind="stable")
     ordered = view.slots[order]
     repeated = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != PAD_SLOT))
-    for index in repeated.tolist():
-        first, second = int(order[index]), int(order[index + 1])
+    begins = np.searchsorted(ordered, ordered[repeated])  # where the run of tokens with this slot begins
+    for begin, index in zip(begins.tolist(), repeated.tolist(), strict=True):
+        first, second = int(order[begin]), int(order[index + 1])
         # The token that is not where it should be is the culprit; the later one when both claim the slot rightly.
         token, other = (first, second) if view.slots[first] != view.expected_slots[first] else (second, first)
         other_request = view.step.plan.request_ids[int(view.step.token_row[other])]
