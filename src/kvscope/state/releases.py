@@ -79,13 +79,15 @@ class Releases:
         self, interval: Sequence[PoolOperation], position: int, fresh: Collection[str]
     ) -> Iterator[tuple[str, dict[int, int]]]:
         """Those who go on with somebody else's blocks, when the last reference to these has been released."""
+        if not self._borrowed:
+            return
         operation = interval[position]
+        left = operation.ref_counts
+        if left is None:
+            left = self._ledger.references_of(operation.block_ids).tolist()
+        released = {block for block, count in zip(operation.block_ids, left, strict=False) if count <= 0}
         for request_id, borrowed in self._borrowed.items():
-            lost = {
-                block
-                for block, left in zip(operation.block_ids, operation.ref_counts or (), strict=False)
-                if left <= 0 and block in borrowed
-            }
+            lost = released & borrowed
             if lost and request_id in self._bindings and request_id not in fresh:
                 yield request_id, dict(self._generations_at(interval, position, lost))
 
