@@ -14,11 +14,12 @@ What = dict[str, Any]
 class Injection:
     """One armed fault, usable as a context manager. Reading `what` is the test's interest, the rest is for the parts.
 
-    `what` is None until the fault has happened (or shows in some other way before) and then says where, from the host's own objects: `fault`, `runner`
-    (of a plan or dummy), `rank` (None where every rank sees the same), `step` (steps with work since the arming, from
-    1, counted where the fault goes in), `group_id`, `expected` (the reason to be found), and, as far as they apply,
-    `request_id`, `other_request_id`, `row`, `token_index` (in the flat batch), `position`, `logical_index`, `block_id`
-    and `slot`: the wrong ones, each with the right one as `expected_*`.
+    `what` is None until the fault has happened, or can be found some other way before, and then says where, from the
+    host's own objects: `fault`, `runner` (of a plan or dummy), `rank` (None where every rank sees the same), `step`
+    (steps with work since the arming, from 1, counted where the fault goes in; of the allocator's faults see
+    `allocator_catalog`), `group_id`, `expected` (the reason to be found), and, as far as they apply, `request_id`,
+    `other_request_id`, `row`, `token_index` (in the flat batch), `position`, `logical_index`, `block_id` and `slot`:
+    the wrong ones, each with the right one as `expected_*`.
     """
 
     def __init__(
