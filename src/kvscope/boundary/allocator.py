@@ -368,7 +368,9 @@ def after_evict_blocks(reader: PoolReader, pool: Any, args: Any, kwargs: Any, re
     if not ids:
         return
     blocks = [pool.blocks[block_id] for block_id in ids]
-    cause = reader.scope[0] if reader.scope[0] == facts.CAUSE_LOAD_FAILED else facts.CAUSE_EVICT
+    # The host has one reason (Scheduler._handle_invalid_blocks), and kvscope another when it isolates.
+    reasons = (facts.CAUSE_LOAD_FAILED, facts.CAUSE_EVICT)
+    cause = reader.scope[0] if reader.scope[0] in reasons else facts.CAUSE_UNKNOWN
     operation = PoolOperation(
         kind=facts.EVICT, block_ids=ids, cause=cause, ref_counts=[block.ref_cnt for block in blocks]
     )

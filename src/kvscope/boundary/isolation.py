@@ -73,13 +73,14 @@ class SchedulerControl:
         blocks = [self._pool.blocks[block_id] for block_id in sorted(block_ids)]
         if blocks:
             self._pool.touch(blocks)
-            self._pool.evict_blocks({block.block_id for block in blocks})
+            with self._because(facts.CAUSE_EVICT):
+                self._pool.evict_blocks({block.block_id for block in blocks})
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Take that reference away again."""
         blocks = [self._pool.blocks[block_id] for block_id in sorted(block_ids)]
         if blocks:
-            with self._unpinning():
+            with self._because(facts.CAUSE_UNPIN):
                 self._pool.free_blocks(blocks)
 
     def end(self, request_ids: Iterable[str]) -> None:
@@ -109,13 +110,13 @@ class SchedulerControl:
             say(logging.ERROR, "kvscope: isolate could not answer %d requests (%s)", len(ended), type(error).__name__)
 
     @contextmanager
-    def _unpinning(self) -> Iterator[None]:
-        """Say to whoever reads the pool's calls why these references go. Nobody does with guard off."""
+    def _because(self, cause: str) -> Iterator[None]:
+        """Say to whoever reads the pool's calls why it is called. Nobody does with guard off."""
         reader = getattr(self._scheduler, READER, None)
         if reader is None:
             yield
             return
-        before, reader.scope = reader.scope, (facts.CAUSE_UNPIN, None)
+        before, reader.scope = reader.scope, (cause, None)
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ import msgspec
 from ..state import block_audit as audit
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
+from ..state.legality import Legality
 from . import past
 from . import rule as r
 from .finding import Finding
@@ -28,6 +29,23 @@ class BooksView(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     request_id: str | None = None
     group_id: int | None = None
+
+
+def aliases(legality: Legality) -> Iterator[Difference]:
+    """Blocks with which a request comes in, and to which there are too few references for it and whoever has them."""
+    ledger = legality.ledger
+    for unowned in legality.hits.unowned:
+        places = int(ledger.places_of([unowned.block_id])[0]) + 1
+        references = int(ledger.references_of([unowned.block_id])[0])
+        if places > references:
+            yield Difference(
+                kind=audit.ALIASED,
+                block_id=unowned.block_id,
+                ours=places,
+                host=references,
+                request_id=unowned.request_id,
+                group_id=unowned.group_id,
+            )
 
 
 def _of(view: BooksView, *kinds: str) -> Iterator[tuple[Difference, str]]:

@@ -44,7 +44,7 @@ def content_agrees(view: ContentView) -> bool:
     """The common case at its lowest price. True means that no rule about contents can fire."""
     if view.declaration.zero_blocks and _cleared(view):
         return False
-    if view.legality.aborted and _aborted(view):
+    if view.legality.hits.unindexed or (view.legality.aborted and _aborted(view)):
         return False
     return not any((_missing(view, operation, size) > 0).any() for operation, size in view.hits())
 
@@ -129,7 +129,8 @@ def hit_before_write(view: ContentView) -> Iterator[Finding]:
     severity="error",
     rank=r.UNWRITTEN,
     title="a request hits a block that is not written",
-    fires="A prefix hit leads to a block of which fewer tokens were ever declared written than its hash covers.",
+    fires="A prefix hit leads to a block of which fewer tokens were ever declared written than its hash covers, or to "
+    "one that had no hash: it has lost it with its last user, or when the cache was reset.",
     silent="A block that another request fills in the same step; one that a receive has filled; groups in which a "
     "block means something else.",
     sources=("the calls by which the request hit the block", _WRITTEN),
@@ -156,6 +157,14 @@ def hit_uninitialized(view: ContentView) -> Iterator[Finding]:
             )
             finding.actual = f"{declared}; {past.told(ledger, block)}{more}"
             yield finding
+    for operation in legality.hits.unindexed:
+        for block, more in some_of(operation.block_ids if operation.group_id in legality.block_sizes else ()):
+            share_of_hit = _hit(view, operation, block)
+            if share_of_hit is not None:
+                finding = _finding(view, block, share_of_hit)
+                finding.expected = "a block to which a hash leads"
+                finding.actual = f"none when it was hit; {past.told(ledger, block)}{more}"
+                yield finding
 
 
 @rule(

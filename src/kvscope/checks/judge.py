@@ -13,7 +13,7 @@ from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
 from . import past
-from .audit import BOOKS_RULES, BooksView
+from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
 from .content import CONTENT_RULES, ContentView, content_agrees
@@ -158,6 +158,8 @@ def judge_content(declaration: Declaration, legality: Legality, parts: Parts) ->
     view = ContentView(declaration=declaration, legality=legality)
     if not content_agrees(view):
         findings += _by_block(_fired(CONTENT_RULES, view, parts))
+    if legality.hits.unowned:
+        findings += judge_audit(list(aliases(legality)), declaration.step, declaration.trace_id, legality.ledger, parts)
     ended = legality.unreleased()
     if ended or legality.exceeded:
         due = LifetimeView(

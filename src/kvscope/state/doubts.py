@@ -24,6 +24,15 @@ class Unwritten(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     declared: int
 
 
+class Unowned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Logical block ``index`` of the table with which a request comes in, of which the pool has given it no share."""
+
+    request_id: str
+    group_id: int
+    index: int
+    block_id: int
+
+
 class SharedWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request's first write of a step goes to token ``offset`` of a block that holds what others rely on.
 

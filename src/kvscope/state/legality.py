@@ -25,6 +25,7 @@ from ..facts.topology import Group, Topology
 from .bindings import Bindings, Table
 from .blocks import BlockLedger
 from .doubts import Exceeded, SharedWrite, Unwritten, unwritten_from
+from .hits import Hits
 from .progress import Progress
 from .releases import Releases
 from .visibility import first_visible_block
@@ -45,7 +46,7 @@ class Legality:
     ``stale`` has, by request, the blocks of its declared tables that it released while it goes on with them, and the
     generation that it knew; it lasts until the request is bound anew or gone. All else is about the step that was
     advanced to last: ``unwritten`` (a request that comes in relies on what nobody wrote), ``gaps`` (a request goes on
-    behind what it wrote), ``shared``, ``exceeded``, ``interval`` (the operations since the step before).
+    behind what it wrote), ``shared``, ``exceeded``, ``hits``, ``interval`` (the operations since the step before).
 
     ``aborted`` has blocks, with their generation, that a step was to write whose result never came.
     """
@@ -65,6 +66,7 @@ class Legality:
         self.block_sizes = {index: group.block_size for index, group in self._groups}
         self._progress = Progress(self.block_sizes.values())
         self._releases = Releases(self._groups, ledger, bindings, self._progress)
+        self.hits = Hits(ledger, self._releases)
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
         self._finished: Collection[str] = ()
@@ -91,6 +93,7 @@ class Legality:
         """Take over one operation of the pool, before the declaration that it led to is bound."""
         if operation.request_id is not None and operation.kind in _FLUSHES:
             self.flush(operation.request_id)
+        self.hits.take(operation)
         self._releases.apply(operation)
         self._taken.append(operation)
 
@@ -125,6 +128,7 @@ class Legality:
         requests, self._tables = declaration.requests, None
         fresh: Collection[str] = {*requests.new_ids, *requests.resumed} if requests.new_ids or requests.resumed else ()
         self._finished = [r for r in requests.finished if r not in fresh] if fresh else requests.finished
+        self.hits.advance()
         for request_id in requests.preempted:
             self._loaded.pop(request_id, None)
         if self._is_forgiven:
@@ -136,6 +140,7 @@ class Legality:
         if requests.finished or requests.preempted or fresh:
             gone = (*requests.finished, *requests.preempted, *fresh)
             self._progress.forget(gone)
+            self._releases.forget(gone)
             for request_id in gone:
                 self.stale.pop(request_id, None)
         self._note_loads()
@@ -289,6 +294,7 @@ class Legality:
                 continue
             for group_index, group in self._groups:
                 blocks, tail = bound.blocks[group_index], tails.get((request_id, group_index))
+                self.hits.arrive(request_id, group.group_id, blocks[: -(-start // group.block_size)])
                 self._examine_prefix(
                     request_id, group_index, group, blocks, start, tail, external.get(request_id, _NOTHING)
                 )

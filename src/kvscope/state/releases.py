@@ -29,6 +29,17 @@ class Releases:
         self._bindings = bindings
         self._progress = progress
         self._takes_away = False
+        self._borrowed: dict[str, set[int]] = {}
+
+    def borrow(self, request_id: str, block_ids: Collection[int]) -> None:
+        """The request uses blocks of which it has no share: what releases their last reference takes them from it."""
+        self._borrowed.setdefault(request_id, set()).update(block_ids)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These are over, or come in anew."""
+        if self._borrowed:
+            for request_id in request_ids:
+                self._borrowed.pop(request_id, None)
 
     def apply(self, operation: PoolOperation) -> None:
         """Apply an operation to the ledger, and see whether a release in nobody's name takes a block from somebody."""
@@ -51,6 +62,7 @@ class Releases:
         for position, operation in enumerate(interval):
             if operation.kind != facts.FREE:
                 continue
+            yield from self._borrowers(interval, position, fresh)
             if operation.request_id is not None:
                 users: Iterable[str] = (operation.request_id,)
             elif takes_away and operation.cause not in _NOT_A_REQUESTS:
@@ -62,6 +74,22 @@ class Releases:
                     used = self._of(request_id, operation, requests)
                     if used:
                         yield request_id, dict(self._generations_at(interval, position, used))
+
+    def _borrowers(
+        self, interval: Sequence[PoolOperation], position: int, fresh: Collection[str]
+    ) -> Iterator[tuple[str, dict[int, int]]]:
+        """Those who go on with somebody else's blocks, when the last reference to these has been released."""
+        if not self._borrowed:
+            return
+        operation = interval[position]
+        left = operation.ref_counts
+        if left is None:
+            left = self._ledger.references_of(operation.block_ids).tolist()
+        released = {block for block, count in zip(operation.block_ids, left, strict=False) if count <= 0}
+        for request_id, borrowed in self._borrowed.items():
+            lost = released & borrowed
+            if lost and request_id in self._bindings and request_id not in fresh:
+                yield request_id, dict(self._generations_at(interval, position, lost))
 
     def _of(self, request_id: str, operation: PoolOperation, requests: StepRequests) -> set[int]:
         """Which of the released blocks stand in the request's tables where attention still looks."""

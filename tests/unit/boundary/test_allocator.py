@@ -193,7 +193,7 @@ def test_blocks_that_lose_their_hashes_are_told_with_their_references() -> None:
     block = host.blocks_of("a")[0]
     host.manager.evict_blocks({block, 9})
     (evict,) = host.of(EVICT)
-    assert (evict.block_ids, evict.cause, evict.ref_counts) == ([block, 9], "evict", [1, 0])
+    assert (evict.block_ids, evict.cause, evict.ref_counts) == ([block, 9], "unknown", [1, 0])
     host.agrees()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import unit.checks.content_cases
 import unit.checks.guarded_cases
+import unit.checks.hit_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book

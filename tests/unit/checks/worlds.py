@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvscope.facts.allocator import ALLOC, FREE, TOUCH, PoolOperation
+from kvscope.facts.allocator import ALLOC, CACHE, FREE, TOUCH, PoolOperation
 from kvscope.facts.plans import GroupPlan, Plan
 from kvscope.facts.requests import Declaration, StepRequests
 from kvscope.facts.topology import CHUNKED_LOCAL, FULL_ATTENTION, MLA, SLIDING_WINDOW, Group, Topology
@@ -171,7 +171,10 @@ class World:
             if not self._fits(tables, hit + scheduled):
                 continue
             for index, table in enumerate(tables):
-                self._take([block for block in table if block != NULL], TOUCH, name, index, table.count(NULL), "hit")
+                found = [block for block in table if block != NULL]
+                # Whoever filled them has hashed them; here that comes late, and in nobody's name.
+                self._tell(CACHE, found, None, index, None, "allocate")
+                self._take(found, TOUCH, name, index, table.count(NULL), "hit")
             grown = self._grow(name, tables, hit + scheduled)
             self.names += 1
             told = [table + more for table, more in zip(tables, grown, strict=True)]
@@ -265,7 +268,9 @@ class World:
                 self.free.insert(self.random.randint(0, len(self.free)), block)
         self._tell(FREE, blocks, name, group_index, None, cause)
 
-    def _tell(self, kind: str, blocks: list[int], name: str, group_index: int, first: int | None, cause: str) -> None:
+    def _tell(
+        self, kind: str, blocks: list[int], name: str | None, group_index: int, first: int | None, cause: str
+    ) -> None:
         if blocks:
             self.calls.append(
                 PoolOperation(

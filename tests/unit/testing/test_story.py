@@ -32,12 +32,12 @@ def scheduler(*running: SimpleNamespace, tables: dict[str, list[Block]] | None =
     manager = SimpleNamespace(block_size=32, req_to_blocks=dict(tables or {}), num_cached_block={}, block_pool=None)
     pool = SimpleNamespace(free_block_queue=queue)
     kv = SimpleNamespace(block_pool=pool, coordinator=SimpleNamespace(single_type_managers=[manager]))
-    kv.free = lambda request: manager.req_to_blocks.pop(request.request_id)
     return SimpleNamespace(
         kv_cache_manager=kv,
         running=list(running),
         requests={each.request_id: each for each in running},
         prev_step_scheduled_req_ids={each.request_id for each in running},
+        _free_request_blocks=lambda request: manager.req_to_blocks.pop(request.request_id),
     )
 
 

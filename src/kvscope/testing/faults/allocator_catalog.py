@@ -53,6 +53,7 @@ ALLOCATOR_FAULTS = [
         expected="read_after_release",
         point="allocator",
         traffic="twins",
+        alternatives=frozenset({"alias_owner_mismatch"}),
         allowed_also=_USE,
     ),
     Fault(
@@ -195,6 +196,7 @@ ALLOCATOR_FAULTS = [
         expected="ref_underflow",
         point="allocator",
         traffic="finishing",
+        alternatives=frozenset({"ledger_pool_mismatch"}),
         allowed_also=_AUDIT,
     ),
     Fault(

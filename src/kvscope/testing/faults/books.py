@@ -33,12 +33,11 @@ class Books:
         """Take note that it has happened. `step` is the step in which it must be found, by default the last one that
         was scheduled; None where only an audit can find it, at a time of its own.
         """
-        what: dict[str, Any] = {}
-        if request is not None:
-            what["request_id"] = request if isinstance(request, str) else request.request_id
-        if block is not None:
-            what["block_id"] = int(block.block_id)
-        self.injection.fire(what | fields)
+        self.injection.fire(_what(request, block) | fields)
+
+    def announce(self, request: Any = None, block: Any = None, **fields: Any) -> None:
+        """Say what may be found before it happens."""
+        self.injection.announce(_what(request, block) | fields)
 
     def later(self, action: Callable[[], None]) -> None:
         """How to repair what the fault is about to break: with `repair`, or when the fault is taken out."""
@@ -161,3 +160,12 @@ class Books:
         block.ref_cnt = references
         if references == 0 and block.next_free_block is None and not block.is_null:
             self.queue.append(block)
+
+
+def _what(request: Any, block: Any) -> dict[str, Any]:
+    what: dict[str, Any] = {}
+    if request is not None:
+        what["request_id"] = request if isinstance(request, str) else request.request_id
+    if block is not None:
+        what["block_id"] = int(block.block_id)
+    return what

@@ -14,11 +14,12 @@ What = dict[str, Any]
 class Injection:
     """One armed fault, usable as a context manager. Reading `what` is the test's interest, the rest is for the parts.
 
-    `what` is None until the fault has happened and then says where, from the host's own objects: `fault`, `runner`
-    (of a plan or dummy), `rank` (None where every rank sees the same), `step` (steps with work since the arming, from
-    1, counted where the fault goes in), `group_id`, `expected` (the reason to be found), and, as far as they apply,
-    `request_id`, `other_request_id`, `row`, `token_index` (in the flat batch), `position`, `logical_index`, `block_id`
-    and `slot`: the wrong ones, each with the right one as `expected_*`.
+    `what` is None until the fault has happened, or can be found some other way before, and then says where, from the
+    host's own objects: `fault`, `runner` (of a plan or dummy), `rank` (None where every rank sees the same), `step`
+    (steps with work since the arming, from 1, counted where the fault goes in; of the allocator's faults see
+    `allocator_catalog`), `group_id`, `expected` (the reason to be found), and, as far as they apply, `request_id`,
+    `other_request_id`, `row`, `token_index` (in the flat batch), `position`, `logical_index`, `block_id` and `slot`:
+    the wrong ones, each with the right one as `expected_*`.
     """
 
     def __init__(
@@ -58,12 +59,19 @@ class Injection:
         if what is None:
             return
         self.times += 1
+        self.what = self._where(what, rank, runner)
+        if self._on_fire is not None:
+            self._on_fire(self.what)
+
+    def announce(self, what: What) -> None:
+        """Say what may be found before the fault has happened, which `fire` is going to replace."""
+        self.what = self._where(what, None, None)
+
+    def _where(self, what: What, rank: int | None, runner: str | None) -> What:
         where: What = {"fault": self.fault.name, "rank": rank, "step": self.steps, "group_id": self.group_id}
         if runner is not None:
             where["runner"] = runner
-        self.what = where | {"expected": self.fault.expected} | what
-        if self._on_fire is not None:
-            self._on_fire(self.what)
+        return where | {"expected": self.fault.expected} | what
 
     def install(self) -> "Injection":
         """Put the fault in; twin of `remove`."""

@@ -103,6 +103,8 @@ def _ref_underflow(books: Books) -> Story:
     block.ref_cnt -= 1
     # With its owner gone the count is one too low, and the block has not come back into the queue.
     books.later(lambda: books.settle(block, int(block.ref_cnt == 0)))
+    # An audit may come around before.
+    books.announce(request, block, step=None, expected="ledger_pool_mismatch")
     while True:
         call = yield "popping"
         if call.args[1] == request.request_id:

@@ -1,6 +1,6 @@
 """Blocks whose contents are not what their hash or the count of computed tokens says."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from kvscope.testing.faults.books import Books
@@ -83,10 +83,11 @@ def _wiped_cache_hit(books: Books) -> Story:
 def _hit_after_failed_step(books: Books) -> Story:
     # The step that fills a new request's first blocks fails, everybody goes on as if it had not, and requests with that
     # beginning hit them. Counted is one that does so when a later result is back, so that the step is known to be lost.
-    first, _ = yield from _filling(books)
+    first, output = yield from _filling(books)
     block = books.table(first)[0]
     call = yield "computing"
     call.result = ForwardFailedError()
+    yield from _count_computed(books, output.num_scheduled_tokens)
     yield "between"
     while block.block_hash is not None:
         call = yield "scheduled"
@@ -168,11 +169,15 @@ def _write_gap(books: Books) -> Story:
     index = computed // books.block_size
     position = computed + skipped
     books.fire(request, books.table(request)[index], logical_index=index, position=position)
+    yield from _count_computed(books, {request.request_id: skipped})
+
+
+def _count_computed(books: Books, tokens: Mapping[str, int]) -> Story:
+    """Have the worker count tokens as computed that no forward pass has computed: V2 does so itself, on the device."""
     if books.scheduler.use_v2_model_runner:
-        # This runner counts for itself, on the device.
-        runner = (yield "counting").args[0]
-        states = runner.req_states
-        states.num_computed_tokens.gpu[states.req_id_to_index[request.request_id]] += skipped
+        states = (yield "counting").args[0].req_states
+        for request_id, number in tokens.items():
+            states.num_computed_tokens.gpu[states.req_id_to_index[request_id]] += number
 
 
 def _between_chunks(books: Books, tokens: int) -> Iterator[Any]:
@@ -220,7 +225,7 @@ PREFIX_STORIES: dict[str, Told] = {
     "hash_before_write": Told(_hash_before_write),
     "stale_hit": Told(_stale_hit),
     "wiped_cache_hit": Told(_wiped_cache_hit, ("resetting",)),
-    "hit_after_failed_step": Told(_hit_after_failed_step, ("computing",)),
+    "hit_after_failed_step": Told(_hit_after_failed_step, ("computing", "counting")),
     "aborted_step_stays_cached": Told(_aborted_step_stays_cached, ("computing",)),
     "computed_claimed": Told(_computed_claimed, ("admitting",)),
     "write_gap": Told(_write_gap, ("counting",)),

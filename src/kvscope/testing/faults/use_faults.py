@@ -48,6 +48,10 @@ def _stale_reference_read(books: Books) -> Story:
             break
     call.untouched = True
     books.later(partial(books.restart, request, shared))
+    yield from until_scheduled(books, request)
+    books.announce(
+        request, shared[0], other_request_id=owner.request_id, logical_index=0, expected="alias_owner_mismatch"
+    )
     while books.request(owner.request_id) is not None:
         yield "between"
     yield from until_scheduled(books, request)
