@@ -19,7 +19,6 @@ import numpy as np
 
 from ..facts import allocator as facts
 from ..facts.allocator import PoolOperation
-from ..facts.plans import Int32, Int64
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Group, Topology
 from .bindings import Bindings, Table
@@ -28,7 +27,7 @@ from .doubts import Exceeded, SharedWrite, Unwritten, unwritten_from
 from .hits import Hits
 from .progress import Progress
 from .releases import Releases
-from .visibility import first_visible_block
+from .visibility import relied_on
 
 __all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
 
@@ -323,7 +322,7 @@ class Legality:
         for request_id, bound, start in self._arriving(requests):
             if request_id in external:
                 for group_index, group in self._groups:
-                    _, relied, needed = _relied_on(group, bound.blocks[group_index], start)
+                    _, relied, needed = relied_on(group, bound.blocks[group_index], start)
                     loaded = np.isin(relied, list(external[request_id]))
                     self.ledger.declare_written(relied[loaded], needed[loaded], self.step)
 
@@ -340,7 +339,7 @@ class Legality:
         """Hold what attention will read of the blocks against what has ever been declared written; of the last block
         ``tail`` tokens were before the step.
         """
-        first, relied, needed = _relied_on(group, blocks, start)
+        first, relied, needed = relied_on(group, blocks, start)
         if not relied.size:
             return
         declared = self.ledger.written_of(relied)[0]
@@ -390,17 +389,3 @@ class Legality:
                 blocks = bound.blocks[group_index][first : -(-end // group.block_size)]
                 if blocks:
                     self.ledger.roll_back(blocks, [filled] + [0] * (len(blocks) - 1))
-
-
-def _relied_on(group: Group, blocks: Iterable[int], start: int) -> tuple[int, Int64, Int32]:
-    """What attention reads of a request that has ``start`` tokens: the index of the first block, the blocks ``[n]``,
-    and how many tokens of each ``[n]``.
-    """
-    size = group.block_size
-    count = -(-start // size)
-    visible = int(first_visible_block(group, np.array([start], np.int64))[0])
-    relied = np.array(blocks, np.int64)[visible:count]
-    needed = np.full(relied.size, size, np.int32)
-    if start % size and relied.size and count - visible == relied.size:
-        needed[-1] = start % size
-    return visible, relied, needed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from ..facts.plans import Int64
+from ..facts.plans import Int32, Int64
 from ..facts.topology import CHUNKED_LOCAL, SLIDING_WINDOW, Group
 
 
@@ -25,3 +27,17 @@ def first_visible_block(group: Group, computed: Int64) -> Int64:
     else:
         return np.zeros_like(computed)
     return skipped // group.block_size
+
+
+def relied_on(group: Group, blocks: Iterable[int], start: int) -> tuple[int, Int64, Int32]:
+    """What attention reads of a request that has ``start`` tokens: the index of the first block, the blocks ``[n]``,
+    and how many tokens of each ``[n]``.
+    """
+    size = group.block_size
+    count = -(-start // size)
+    visible = int(first_visible_block(group, np.array([start], np.int64))[0])
+    relied = np.array(blocks, np.int64)[visible:count]
+    needed = np.full(relied.size, size, np.int32)
+    if start % size and relied.size and count - visible == relied.size:
+        needed[-1] = start % size
+    return visible, relied, needed
