@@ -118,7 +118,8 @@ class Life:
         loading = [
             r.request_id
             for r in scheduler.kv_holding_waiting
-            if r.request_id not in scheduler.finished_recving_kv_req_ids
+            if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+            and r.request_id not in scheduler.finished_recving_kv_req_ids
         ]
         arrived = set(loading[: which % 3 + 1])
         said: dict[str, Any] = {
