@@ -74,7 +74,10 @@ class Life:
         self.host.step()
 
     def overlap(self, *_: int) -> None:
-        if len(self.host.outputs) < 2:
+        """A step is on its way while other things happen. With loads, vLLM then has frees wait for it."""
+        if self.connector is not None and not self.host.scheduler.defer_block_free:
+            self.host.step()
+        elif len(self.host.outputs) < 2:
             self.host.schedule()
 
     def remote(self, which: int, _: int) -> None:
