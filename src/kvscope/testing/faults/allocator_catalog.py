@@ -196,7 +196,6 @@ ALLOCATOR_FAULTS = [
         expected="ref_underflow",
         point="allocator",
         traffic="finishing",
-        alternatives=frozenset({"ledger_pool_mismatch"}),
         allowed_also=_AUDIT,
     ),
     Fault(

@@ -77,6 +77,16 @@ class Books:
             ):
                 yield request
 
+    def ending(self, output: Any) -> Iterator[Any]:
+        """Requests whose last token a step computes that is with the worker, and whose last block is theirs alone."""
+        for request_id in output.num_scheduled_tokens:
+            request = self.request(request_id)
+            whole = request is not None and request.num_computed_tokens == request.num_tokens
+            if whole and request.num_output_tokens + 1 == request.max_tokens:
+                last = self.table(request)[-1]
+                if self.alone(last) and last.block_hash is None:
+                    yield request
+
     def waiting(self, *, tokens: int) -> Any:
         """The next request to be admitted, if it is new, longer than `tokens`, and finds nothing in the cache."""
         if self.scheduler.kv_holding_waiting or not self.scheduler.waiting:

@@ -60,13 +60,16 @@ def _free_null_block(books: Books) -> Story:
 def _double_free_later(books: Books) -> Story:
     while True:
         request, blocks = yield from _end(books)
-        block, index = blocks[-1], len(blocks) - 1
+        # A hashed block is handed out again later than one without a hash.
+        block = blocks[0]
+        if not books.alone(block) or block.block_hash is None:
+            continue
         yield "between"
         yield "between"
         if block.ref_cnt == 0:
             break
     books.later(partial(books.settle, block))
-    books.fire(request, block, logical_index=index)
+    books.fire(request, block, logical_index=0)
     # A second path that frees has kept a list of its own.
     books.manager.req_to_blocks[request.request_id] = [block]
     books.kv.free(request)
@@ -98,13 +101,16 @@ def _free_foreign_block(books: Books) -> Story:
 
 
 def _ref_underflow(books: Books) -> Story:
-    request = yield from waits(books, lambda: next(books.decoding(room=8), None))
-    block = books.tail(request)
+    # While the last step of a request is with the worker, so that no audit comes between.
+    while True:
+        call = yield "running"
+        request = next(books.ending(call.args[1]), None) if books.due else None
+        if request is not None:
+            break
+    block = books.table(request)[-1]
     block.ref_cnt -= 1
     # With its owner gone the count is one too low, and the block has not come back into the queue.
     books.later(lambda: books.settle(block, int(block.ref_cnt == 0)))
-    # An audit may come around before.
-    books.announce(request, block, step=None, expected="ledger_pool_mismatch")
     while True:
         call = yield "popping"
         if call.args[1] == request.request_id:
@@ -220,7 +226,7 @@ POOL_STORIES: dict[str, Told] = {
     "free_null_block": Told(_free_null_block, ("popping",)),
     "free_unallocated": Told(_free_unallocated, ("popping",)),
     "free_foreign_block": Told(_free_foreign_block, ("popping",)),
-    "ref_underflow": Told(_ref_underflow, ("popping",)),
+    "ref_underflow": Told(_ref_underflow, ("running", "popping")),
     "live_block_in_queue": Told(_live_block_in_queue),
     "null_in_queue": Told(_null_in_queue),
     "evict_referenced": Told(_evict_referenced),

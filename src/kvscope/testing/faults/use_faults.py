@@ -1,8 +1,6 @@
 """Blocks that are used while they are not the request's: freed too early, reserved for a load, or somebody else's."""
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from kvscope.testing.faults.books import Books
 from kvscope.testing.faults.story import Story, Told, until_scheduled, waits
@@ -66,7 +64,7 @@ def _free_under_reserved_load(books: Books) -> Story:
         call = yield "running"
         if not books.due:
             continue
-        ending = next(_ending(books, call.args[1]), None)
+        ending = next(books.ending(call.args[1]), None)
         if ending is not None:
             break
     tail = books.table(ending)[-1]
@@ -78,17 +76,6 @@ def _free_under_reserved_load(books: Books) -> Story:
     assert books.table(load) == [tail]
     yield "between"
     books.repair()
-
-
-def _ending(books: Books, output: Any) -> Iterator[Any]:
-    """Requests whose last token this step computes, and whose last block is hashed by nobody."""
-    for request_id in output.num_scheduled_tokens:
-        request = books.request(request_id)
-        whole = request is not None and request.num_computed_tokens == request.num_tokens
-        if whole and request.num_output_tokens + 1 == request.max_tokens:
-            last = books.table(request)[-1]
-            if books.alone(last) and last.block_hash is None:
-                yield request
 
 
 def _null_block_write(books: Books) -> Story:
