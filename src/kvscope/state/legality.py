@@ -144,7 +144,7 @@ class Legality:
                 self.stale.pop(request_id, None)
         self._note_loads()
         for source, destination in declaration.copies or ():
-            self._copy(source, destination, declaration.step)
+            self._copy(source, destination, declaration)
         tails = dict(self._tails(requests)) if fresh else {}
         if requests.scheduled:
             self._declare(requests, declaration.step)
@@ -253,11 +253,12 @@ class Legality:
                 Exceeded(request_id=request_id, group_index=group_index, tokens=end, allocated=allocated * size)
             )
 
-    def _copy(self, source: int, destination: int, step: int) -> None:
-        """The step begins with a copy of what is in one block by then."""
+    def _copy(self, source: int, destination: int, declaration: Declaration) -> None:
+        """The step begins with a copy of what is in one block by then. For one without work no result will come."""
         for share in self.ledger.owners(source):
             self.flush(share.request_id)
-        self.ledger.declare_written([destination], self.ledger.written_of([source])[0], step)
+        note = self.ledger.confirm_written if declaration.is_empty else self.ledger.declare_written
+        note([destination], self.ledger.written_of([source])[0], declaration.step)
 
     # Who comes in -----------------------------------------------------------------------------------------------------
 
