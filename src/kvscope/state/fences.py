@@ -11,7 +11,6 @@ from collections import deque
 from ..facts.allocator import CAUSE_WINDOW, FREE, PoolOperation
 from ..facts.requests import Declaration
 
-
 MOST_STEPS = 64
 """So many steps may be on their way; where results are not told at all, those before count as over."""
 
