@@ -168,7 +168,7 @@ class Legality:
 
     def unreleased(self) -> list[str]:
         """Requests that finished before this step and still have blocks that they neither released nor gave up."""
-        return [r for r in self._finished if any(share.live for share in self.ledger.owned_by(r))]
+        return [request_id for request_id in self._finished if self.ledger.has_live(request_id)]
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step has come, and those of the steps before it will not come any more."""
