@@ -196,7 +196,10 @@ class EngineJudge:
         if self.isolation is None:
             reason: str | None = "this scheduler cannot be acted on"
         else:
-            reason = self.isolation.act(finding, posted=names is PLAIN)
+            try:
+                reason = self.isolation.act(finding, posted=names is PLAIN)
+            except Exception as error:  # noqa: BLE001 - a pool in disorder may refuse what is asked of it; that is no way on
+                reason = f"it failed ({type(error).__name__})"
         if reason is not None:
             say(logging.ERROR, "kvscope: isolate stops the engine: %s", reason)
             self._stop(finding, names)

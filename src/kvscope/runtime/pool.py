@@ -30,6 +30,8 @@ WALKED_BLOCKS = 4096
 WALK_EVERY_STEPS = 64
 AUDITED_TABLES = 4
 """With it the tables of so many requests are held against ``req_to_blocks``, in turn."""
+MOST_OPERATIONS = 1 << 16
+"""So many may wait for the next declaration, some for every request; beyond that it is not going to come."""
 NOT_OBSERVED, HOOK_FAULT, UNSEEN_STEP = "pool_not_observed", "allocator_hook_fault", "scheduler_hook_fault"
 """Causes under which steps are counted that the pool is not followed in."""
 
@@ -88,6 +90,8 @@ class PoolJudge:
             operation.generations = ledger.generation_of(operation.block_ids).tolist()
         self._report(judge_settled(operation, ledger, trace_id, run.parts), boundary)
         self._operations.append(operation)
+        if len(self._operations) > MOST_OPERATIONS:
+            self.lost, self._operations = UNSEEN_STEP, []
         self._fences.take(operation)
         if operation.kind in {facts.FREE, facts.HOLD}:
             self.holds.take(operation, ledger, monotonic_ns())

@@ -61,7 +61,7 @@ class Run:
     """What the observers of one run share within one process.
 
     ``pending`` holds findings that are not just logged until EngineCore, if it lives in this process, takes them up;
-    another process posts them into its mailbox, and keeps them in ``undelivered`` where it could not have one.
+    another process posts them into its mailbox, and keeps the first in ``undelivered`` where it could not have one.
     """
 
     def __init__(self, run_id: str, config: Config, hooks: HookBook, versions: tuple[str | None, str | None]) -> None:
@@ -219,7 +219,7 @@ class Run:
             self.pending.append(finding)
         elif self.stream.mailbox is not None:
             self.stream.mailbox.post(finding)
-        else:
+        elif not self.undelivered:  # one is enough to stop for, and they may go on coming
             self.undelivered.append(finding)
 
     def violation(self, finding: Finding, names: RequestNames | None = None) -> ViolationError:

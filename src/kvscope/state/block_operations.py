@@ -172,6 +172,8 @@ class BlockOperations(WrittenPrefix):
                 rest = self._free_at_once(part, group, freed, shares, owned)
             else:
                 rest = self._free_each(part, group, freed, shares, owned)
+            if len(rest) > 1 and operation.request_id is None and operation.cause != facts.CAUSE_DEFERRED:
+                rest = self._of_somebody(rest)
             for block in rest:
                 self._release(block, group, holder, operation)
         if holder is not None:
@@ -181,6 +183,10 @@ class BlockOperations(WrittenPrefix):
         """The blocks by the group in whose table they are looked for."""
         if operation.group_id is not None:
             return [(operation.group_id, operation.block_ids)]
+        if len(operation.block_ids) > FREED_ONE_BY_ONE:
+            groups = self._rows[np.array(operation.block_ids, np.intp), GROUP]
+            if (groups == groups[0]).all():
+                return [(int(groups[0]), operation.block_ids)]
         parts: dict[int, list[int]] = {}
         for block in operation.block_ids:
             parts.setdefault(self._cells[(block << SHIFT) + GROUP], []).append(block)
@@ -224,6 +230,14 @@ class BlockOperations(WrittenPrefix):
             owners -= taken
         self._rows[where] = rows
         return [] if taken.all() else where[~taken].tolist()
+
+    def _of_somebody(self, block_ids: list[int]) -> list[int]:
+        """Those blocks of which not only a reference of nobody went; :meth:`_release` says it of each."""
+        where = np.array(block_ids, np.intp)
+        rows = self._rows[where]
+        short = rows[:, REFERENCES] < rows[:, OWNERS] + self._holders.all_given_up(where)
+        somebodys: list[int] = where[short].tolist()
+        return somebodys
 
     def _release(self, block: int, group: int, holder: Holder | None, operation: PoolOperation) -> None:
         """Find the share that went with a reference.

@@ -116,6 +116,16 @@ class BlockLedger(BlockOperations):
         """What a request has in its tables, then what it gave up and still refers to."""
         return self._holders.shares_by(request_id)
 
+    def has_live(self, request_id: str) -> bool:
+        """Whether a request has a block in one of its tables."""
+        holder = self._holders.by_id.get(request_id)
+        return holder is not None and holder.live.count > 0
+
+    def has_given_up(self, request_id: str) -> bool:
+        """Whether a request gave up a block whose reference is still there."""
+        holder = self._holders.by_id.get(request_id)
+        return holder is not None and holder.held.count > 0
+
     def allocated_blocks(self, request_id: str, group_id: int) -> int | None:
         """How far a live request's table of a group reaches, in blocks; None for a request without one."""
         holder = self._holders.by_id.get(request_id)

@@ -11,6 +11,9 @@ from collections import deque
 from ..facts.allocator import CAUSE_DEFERRED, CAUSE_WINDOW, FREE, HOLD, PoolOperation
 from ..facts.requests import Declaration
 
+MOST_STEPS = 64
+"""So many steps may be on their way; where results are not told at all, those before count as over."""
+
 
 class Fences:
     """``blocks`` maps a block to the last step that may touch it; it is empty when no step is on its way."""
@@ -23,6 +26,8 @@ class Fences:
         """A step was declared."""
         if declaration.total_num_scheduled_tokens:
             self._in_flight.append(declaration)
+            if len(self._in_flight) > MOST_STEPS:
+                self.returned(self._in_flight[0].step)
 
     def take(self, operation: PoolOperation) -> None:
         """The pool has done something.

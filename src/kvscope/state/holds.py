@@ -44,7 +44,7 @@ class Holds:
         elif self._open:
             ended = [request_id] if request_id is not None else list(self._open)
             for name in ended:
-                if name in self._open and not any(not share.live for share in ledger.owned_by(name)):
+                if name in self._open and not ledger.has_given_up(name):
                     del self._open[name]
 
     def overdue(self, last_returned: int, now_ns: int) -> list[Held]:

@@ -31,8 +31,7 @@ from .visibility import relied_on
 
 __all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
 
-_REMEMBERED_ABORTED = 4096
-_REMEMBERED_STEPS = 64
+_REMEMBERED_ABORTED, _REMEMBERED_STEPS = 4096, 64
 _NOTHING: frozenset[int] = frozenset()
 _FLUSHES = frozenset({facts.FREE, facts.HOLD, facts.CACHE})
 _OF_RUNNING_REQUESTS = frozenset({facts.ALLOC, facts.CACHE})
@@ -146,7 +145,7 @@ class Legality:
                 self.stale.pop(request_id, None)
         self._note_loads()
         for source, destination in declaration.copies or ():
-            self._copy(source, destination, declaration.step)
+            self._copy(source, destination, declaration)
         tails = dict(self._tails(requests)) if fresh else {}
         if requests.scheduled:
             self._declare(requests, declaration.step)
@@ -170,7 +169,7 @@ class Legality:
 
     def unreleased(self) -> list[str]:
         """Requests that finished before this step and still have blocks that they neither released nor gave up."""
-        return [r for r in self._finished if any(share.live for share in self.ledger.owned_by(r))]
+        return [request_id for request_id in self._finished if self.ledger.has_live(request_id)]
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
         """The result of a step has come, and those of the steps before it will not come any more."""
@@ -262,11 +261,12 @@ class Legality:
                 Exceeded(request_id=request_id, group_index=group_index, tokens=end, allocated=allocated * size)
             )
 
-    def _copy(self, source: int, destination: int, step: int) -> None:
-        """The step begins with a copy of what is in one block by then."""
+    def _copy(self, source: int, destination: int, declaration: Declaration) -> None:
+        """The step begins with a copy of what is in one block by then. For one without work no result will come."""
         for share in self.ledger.owners(source):
             self.flush(share.request_id)
-        self.ledger.declare_written([destination], self.ledger.written_of([source])[0], step)
+        note = self.ledger.confirm_written if declaration.is_empty else self.ledger.declare_written
+        note([destination], self.ledger.written_of([source])[0], declaration.step)
 
     # Who comes in -----------------------------------------------------------------------------------------------------
 

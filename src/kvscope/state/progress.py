@@ -81,7 +81,7 @@ class Progress:
     def correct(self, request_id: str, tokens: int) -> None:
         """The request has fewer tokens than was declared."""
         self.leave()
-        self._next = []
+        self.batch, self._next = [], []
         self._ends[request_id] = tokens
 
     def forget(self, request_ids: Iterable[str]) -> None:
@@ -92,7 +92,8 @@ class Progress:
 
     def clear(self) -> None:
         """Nothing is known of anybody."""
-        self._steps, self._ends, self._next = 0, {}, []
+        self._steps, self._ends = 0, {}
+        self.batch, self._next = [], []
         self._row_of = self._by_phase = None
 
     def leave(self) -> None:

@@ -227,6 +227,13 @@ class Holders:
         """How many references to the block are of requests that have ended."""
         return sum(count for holder in self.ended.values() for _, _, count in holder.held.each_of(block_id))
 
+    def all_given_up(self, block_ids: Where) -> Where:
+        """:meth:`given_up` of many blocks, ``[n]``."""
+        if not self.ended:
+            return np.zeros(len(block_ids), np.intp)
+        held = np.sort(np.concatenate([holder.held.blocks() for holder in self.ended.values()]))
+        return np.searchsorted(held, block_ids, "right") - np.searchsorted(held, block_ids, "left")
+
     def shares_of(self, block_id: int) -> list[Share]:
         """Everybody who has the block, the live first. Walks all holders."""
         shares: list[Share] = []

@@ -197,6 +197,17 @@ def test_a_reset_gets_them_back_before_it_runs(engine: Engine) -> None:
     engine.assert_books_agree()
 
 
+def test_a_pool_that_refuses_to_hold_a_block_stops_the_engine(engine: Engine) -> None:
+    """A block without references that the free queue has lost, as a fault of the pool may leave it."""
+    lost = engine.pool.free_block_queue.popleft_n.__wrapped__(engine.pool.free_block_queue, 1)[0]
+    scheduled = engine.schedule()
+    engine.find("a", block_id=lost.block_id)
+    with pytest.raises(ViolationError):
+        engine.update(scheduled)
+    with pytest.raises(ViolationError):
+        engine.schedule()
+
+
 def test_it_works_without_the_guard_as_well(make: Callable[..., Engine]) -> None:
     engine = make(guard=None)
     for name in "ab":

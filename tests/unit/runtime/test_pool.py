@@ -10,7 +10,7 @@ import pytest
 from kvscope.facts.allocator import ALLOC, PoolOperation
 from kvscope.facts.requests import Declaration
 from kvscope.runtime import pool as pools
-from kvscope.runtime.pool import AUDIT_EVERY_STEPS, HOOK_FAULT, NOT_OBSERVED, WALK_EVERY_STEPS
+from kvscope.runtime.pool import AUDIT_EVERY_STEPS, HOOK_FAULT, NOT_OBSERVED, UNSEEN_STEP, WALK_EVERY_STEPS
 from kvscope.state.holds import CONNECTOR_LIMIT_SECONDS, DEFERRED_LIMIT_STEPS
 from unit.checks.worlds import group, pool
 from unit.runtime.pools import PooledLive
@@ -49,6 +49,22 @@ def test_a_step_without_work_carries_what_happened_before_it(tmp_path: Path) -> 
     full = live.whole(new=[("b", (blocks,), 0, 9)])
     assert (kinds(empty), empty.operations_before) == ([("free", "a")], 1)
     assert (kinds(full), full.operations_before) == ([("alloc", "b")], 2)
+
+
+def test_without_declarations_operations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's hook is off after its faults, and those of the pool go on."""
+    monkeypatch.setattr(pools, "MOST_OPERATIONS", 10)
+    live = PooledLive(tmp_path)
+    live.start()
+    for number in range(8):
+        live.get(f"b{number}", 1)
+        live.leave(f"b{number}")
+    assert live.engine.pool is not None
+    assert live.engine.pool.lost == UNSEEN_STEP
+    assert live.engine.pool._operations == []
+    live.begin()
+    assert live.end(known=[("a", None, 40, 1)]).operations_before is None
+    assert live.found() == []
 
 
 def test_an_operation_is_dated_by_its_step_or_the_one_before_it(tmp_path: Path) -> None:

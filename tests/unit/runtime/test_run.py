@@ -218,9 +218,10 @@ def test_a_worker_without_a_shared_file_keeps_what_it_could_not_deliver(tmp_path
     worker = make_run(tmp_path, "worker", trace="raise")
     worker.open()
     worker.stream.mailbox = None
-    worker.report([finding()], "runner", "plan")
+    for _ in range(3):
+        worker.report([finding()], "runner", "plan")
     assert [f.reason for f in worker.undelivered] == ["write_target_mismatch"]
-    assert len(of_event(worker, "kv.violation")) == 1
+    assert len(of_event(worker, "kv.violation")) == 3
 
 
 @pytest.mark.parametrize("role", ["worker", "engine"])

@@ -401,6 +401,36 @@ def test_a_reference_of_nobody_goes_before_one_of_a_request_that_has_ended(cause
     assert [share.request_id for share in ledger.owners(1)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("cause", ["deferred", "unpin", "unknown"])
+def test_many_blocks_that_go_in_nobodys_name_are_as_many_releases_of_one(cause: str) -> None:
+    """One has a reference of nobody, one was given up and is used, one is used alone, one was given up alone."""
+    together, apart = (
+        told(
+            say(ALLOC, [1, 2, 3], "a", first_index=0),
+            say(TOUCH, [1]),
+            say(TOUCH, [2], "b", first_index=0),
+            say(ALLOC, [4], "b", first_index=1),
+        )
+        for _ in range(2)
+    )
+    for ledger in (together, apart):
+        ledger.request_ended("b")
+    for blocks in ([1, 2, 3, 4], [4, 2]):
+        together.apply(say(FREE, blocks, cause=cause), 5)
+        for block in blocks:
+            apart.apply(say(FREE, [block], cause=cause), 5)
+        assert together.equals(apart)
+
+
+def test_whether_a_request_has_something_is_known_without_going_through_it() -> None:
+    ledger = told(say(ALLOC, [1], "a", first_index=0))
+    assert (ledger.has_live("a"), ledger.has_given_up("a")) == (True, False)
+    ledger.request_ended("a")
+    assert (ledger.has_live("a"), ledger.has_given_up("a")) == (False, True)
+    ledger.apply(say(FREE, [1], "a"), 5)
+    assert (ledger.has_live("a"), ledger.has_given_up("a")) == (False, False)
+
+
 def test_a_deferred_free_is_of_what_was_given_up_wherever_that_stood() -> None:
     ledger = told(say(TOUCH, [1], "a", first_index=0), say(TOUCH, [1], "b", first_index=3), say(TOUCH, [1]))
     ledger.request_ended("b")

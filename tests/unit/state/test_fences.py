@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.facts.allocator import ALLOC, FREE, HOLD, PoolOperation
-from kvscope.state.fences import Fences
+from kvscope.state.fences import MOST_STEPS, Fences
 from unit.checks.scenes import declare
 
 
@@ -67,3 +67,16 @@ def test_only_releases_are_fenced_and_a_step_without_work_fences_nothing() -> No
     fences.declare(declare(2, new=[("a", ([1],), 0, 8)]))
     fences.take(PoolOperation(kind=ALLOC, block_ids=[1], request_id="a"))
     assert fences.blocks == {}
+
+
+def test_results_that_never_come_are_not_waited_for_without_end() -> None:
+    fences = Fences()
+    fences.declare(declare(1, new=[("a", ([1],), 0, 8)]))
+    fences.take(released("a", 1))
+    for step in range(2, MOST_STEPS + 1):
+        fences.declare(declare(step, known=[("b", None, 8, 1)]))
+    assert fences.blocks == {1: 1}
+    for step in range(MOST_STEPS + 1, 3 * MOST_STEPS):
+        fences.declare(declare(step, known=[("b", None, 8, 1)]))
+    assert fences.blocks == {}
+    assert len(fences._in_flight) == MOST_STEPS

@@ -427,6 +427,17 @@ def test_a_copy_of_what_nobody_wrote_is_worth_nothing() -> None:
     assert story.legality.unwritten == [unwritten("b", 1, 5, 8, 0)]
 
 
+def test_a_copy_in_a_step_without_work_is_there_although_no_result_comes_for_that() -> None:
+    """A request that waits for its load has hit part of a block (``Scheduler._free_cow_retained_blocks``)."""
+    story = running(48)
+    story.get("b", [5])
+    story.declare(copies=[(3, 5)])
+    story.declare(known=[("a", None, 48, 1)])
+    story.back()
+    story.fine()
+    assert (story.declared([5]), story.confirmed([5])) == ([16], [16])
+
+
 # Shared and loaded ----------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,21 @@ def test_rows_that_fill_a_block_are_named_in_that_step_by_the_size_of_their_bloc
         assert progress.goes_on(going_on({"a": 14 + step, "b": 2 + step}))
         filled.append({size: list(rows) for size, rows in progress.filled.items()})
     assert filled == [{}, {4: [0, 1], 16: [0]}, {}, {}]
+
+
+@pytest.mark.parametrize("broken_off", [lambda p: p.correct("b", 15), Progress.clear])
+def test_steps_without_work_after_a_batch_was_broken_off_leave_it_at_that(
+    broken_off: Callable[[Progress], None],
+) -> None:
+    """A step without work looks like one that goes on from a batch of nobody."""
+    progress = started(a=10, b=17)
+    broken_off(progress)
+    known = progress.end_of("a"), progress.end_of("b")
+    for _ in range(3):
+        progress.goes_on(declare(1))
+    assert (progress.end_of("a"), progress.end_of("b")) == known
+    progress.set(["a"], [11])
+    assert (progress.end_of("a"), progress.end_of("b")) == (11, known[1])
 
 
 def test_who_is_not_in_the_batch_keeps_what_it_has() -> None:
