@@ -46,13 +46,13 @@ class LostLoads(KVConnectorBase_V1):
             self._asked.add(request.request_id)
             self._loads += blocks.get_block_ids()[0][: LOST_TOKENS // self._block_size]
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002  vLLM's interface
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002  # the base class's
         loads, self._loads = self._loads, []
         return LoadsOfStep(loads)
 
     # In the worker ----------------------------------------------------------------------------------------------------
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002  vLLM's interface
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002  # the base class's
         metadata = self._get_connector_metadata()
         if isinstance(metadata, LoadsOfStep):
             self._failed.update(metadata.block_ids)

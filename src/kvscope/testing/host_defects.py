@@ -1,6 +1,7 @@
 """Defects of vLLM itself that the guard finds in an engine that nobody has tampered with, each as small as it gets.
 
     python -m kvscope.testing.host_defects failed-load [v1|v2]
+    python -m kvscope.testing.host_defects recompute v2
     python -m kvscope.testing.host_defects example-connector [v1|v2]
 
 ``docs/known-host-defects.md`` says where in vLLM's source each of them is.
@@ -39,30 +40,27 @@ def prompt(tokens: int, seed: int = 5) -> list[int]:
 
 def failed_load(folder: Path) -> Outcome:
     """A load inside a step fails and its request is aborted before it has repeated it; the next one hits the blocks."""
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    from kvscope.testing.connectors import LOST  # which needs vLLM, and that needs its environment first
-
-    transfer = {
-        "kv_connector": "LostLoads",
-        "kv_connector_module_path": "kvscope.testing.connectors",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-    }
     tokens = prompt(80)
-    with _watched(folder, kv_transfer_config=transfer) as llm:
+    with _losing(folder) as llm:
         trace = LiveTrace(llm)
-        core = llm.llm_engine
-        parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
-        core.add_request(LOST, TokensPrompt(prompt_token_ids=tokens), parameters)
-        core.step()
-        core.abort_request([LOST])
+        name = _add_lost(llm, tokens)
+        llm.llm_engine.step()
+        llm.llm_engine.abort_request([name])
         (wrong,) = engine.generate(llm, [tokens], max_tokens=8)
-        found = findings_in(trace.records())
-        llm.reset_prefix_cache()
-        (right,) = engine.generate(llm, [tokens], max_tokens=8)
-    return Outcome(findings=found, wrong=wrong, right=right)
+        return _compared(llm, trace, tokens, wrong)
+
+
+def recompute(folder: Path) -> Outcome:
+    """A load inside a step fails and its request repeats it. Runner V2 goes on where it was instead."""
+    tokens = prompt(80)
+    with _losing(folder) as llm:
+        trace = LiveTrace(llm)
+        _add_lost(llm, tokens)
+        wrong: list[int] = []
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                wrong = list(output.outputs[0].token_ids)
+        return _compared(llm, trace, tokens, wrong)
 
 
 def example_connector(folder: Path) -> Outcome:
@@ -83,12 +81,44 @@ def example_connector(folder: Path) -> Outcome:
     return Outcome(findings=found, wrong=wrong[1], right=right[1])
 
 
+def _losing(folder: Path) -> Any:
+    transfer = {
+        "kv_connector": "LostLoads",
+        "kv_connector_module_path": "kvscope.testing.connectors",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    }
+    return _watched(folder, kv_transfer_config=transfer)
+
+
+def _add_lost(llm: Any, tokens: list[int]) -> str:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    from kvscope.testing.connectors import LOST  # which needs vLLM, and that needs its environment first
+
+    parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
+    llm.llm_engine.add_request(LOST, TokensPrompt(prompt_token_ids=tokens), parameters)
+    return LOST
+
+
+def _compared(llm: Any, trace: LiveTrace, tokens: list[int], wrong: list[int]) -> Outcome:
+    found = findings_in(trace.records())
+    llm.reset_prefix_cache()
+    (right,) = engine.generate(llm, [tokens], max_tokens=8)
+    return Outcome(findings=found, wrong=wrong, right=right)
+
+
 def _watched(folder: Path, **settings: Any) -> Any:
     config = {"kv_trace": _PART, "kv_guard_config": _PART, "kv_output": {"dir": str(folder), "log": "off"}}
     return engine.running(additional_config=config, **settings)
 
 
-DEFECTS: dict[str, Callable[[Path], Outcome]] = {"failed-load": failed_load, "example-connector": example_connector}
+DEFECTS: dict[str, Callable[[Path], Outcome]] = {
+    "failed-load": failed_load,
+    "recompute": recompute,
+    "example-connector": example_connector,
+}
 
 
 def main(arguments: list[str]) -> int:
