@@ -135,7 +135,10 @@ def _limits(replay: Replay, min_coverage: float) -> Iterator[str]:
         yield f"{check} stands still since step {step:,}"
     if mode != "findings" and coverage.share < min_coverage:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in coverage.skipped.most_common(3))
-        yield f"coverage {percent(coverage.share)} is below {min_coverage:g} ({causes or 'nothing was scheduled'})"
+        if not causes:
+            others = ", ".join(coverage.other_rows)
+            causes = f"there is nothing to judge but {others}" if others else "nothing was scheduled"
+        yield f"coverage {percent(coverage.share)} is below {min_coverage:g} ({causes})"
     elif unknown := coverage.skipped[NO_TABLE]:
         yield f"{unknown:,} rows: {NO_TABLE}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..facts.allocator import CAUSE_WINDOW, FREE, PoolOperation
+from ..facts.allocator import CAUSE_DEFERRED, CAUSE_WINDOW, FREE, HOLD, PoolOperation
 from ..facts.requests import Declaration
 
 MOST_STEPS = 64
@@ -33,9 +33,13 @@ class Fences:
         """The pool has done something.
 
         What leaves an attention window is released when no step on its way can see it any more
-        (``KVCacheManager.allocate_slots``, which counts processed tokens).
+        (``KVCacheManager.allocate_slots``, which counts processed tokens). A table that is given up and released later
+        counts from when it was given up: until then its request may have come back with another one.
         """
-        if operation.kind != FREE or operation.cause == CAUSE_WINDOW:
+        if operation.cause == CAUSE_DEFERRED:
+            if operation.kind != HOLD:
+                return
+        elif operation.kind != FREE or operation.cause == CAUSE_WINDOW:
             return
         request_id = operation.request_id
         if request_id is None:

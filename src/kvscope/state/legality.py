@@ -31,8 +31,7 @@ from .visibility import relied_on
 
 __all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
 
-_REMEMBERED_ABORTED = 4096
-_REMEMBERED_STEPS = 64
+_REMEMBERED_ABORTED, _REMEMBERED_STEPS = 4096, 64
 _NOTHING: frozenset[int] = frozenset()
 _FLUSHES = frozenset({facts.FREE, facts.HOLD, facts.CACHE})
 _OF_RUNNING_REQUESTS = frozenset({facts.ALLOC, facts.CACHE})
@@ -136,6 +135,8 @@ class Legality:
         elif self.interval:
             for request_id, blocks in self._releases.still_used(self.interval, requests, fresh):
                 self.stale.setdefault(request_id, {}).update(blocks)
+        if requests.new_ids:
+            self._flush_sessions(requests)
         if requests.finished or requests.preempted or fresh:
             gone = (*requests.finished, *requests.preempted, *fresh)
             self._progress.forget(gone)
@@ -183,12 +184,13 @@ class Legality:
         if declaration.spec_tokens and result is not None:
             self._roll_back_rejected(declaration, result)
 
-    def flush(self, request_id: str) -> None:
-        """Put into the ledger what the request has written of its last block."""
+    def flush(self, request_id: str, *, before: int | None = None) -> None:
+        """Put into the ledger what the request has written of its last block, by steps before this one."""
         end, bound = self._progress.end_of(request_id), self._bindings.table_of(request_id)
         if end is None or bound is None:
             return
-        step = next((s for s, scheduled in reversed(self._on_their_way) if request_id in scheduled), None)
+        steps = (s for s, scheduled in reversed(self._on_their_way) if request_id in scheduled)
+        step = next((s for s in steps if before is None or s < before), None)
         for group_index, group in self._groups:
             index, filled = divmod(end, group.block_size)
             blocks = bound.blocks[group_index]
@@ -198,6 +200,12 @@ class Legality:
                 self.ledger.declare_written([blocks[index]], [filled], step)
             else:
                 self.ledger.confirm_block(blocks[index], filled, self._returned)
+
+    def _flush_sessions(self, requests: StepRequests) -> None:
+        """The next turn of a session is declared as a new request, and goes on in the table that it has."""
+        for request_id in requests.new_ids:
+            if request_id not in requests.finished and request_id not in requests.preempted:
+                self.flush(request_id, before=self.step)
 
     # What a step writes -----------------------------------------------------------------------------------------------
 

@@ -157,6 +157,16 @@ def test_a_sound_run_is_clean_through_preemption_resumption_and_reuse(
         assert replay.coverage.other_rows == {"group 2 (mamba)": replay.coverage.scheduled // 2}
 
 
+def test_a_run_of_which_no_group_can_be_judged_says_so(tmp_path: Path) -> None:
+    """All layers are Mamba, say: its rows are no hole in the coverage, and still there is nothing to call clean."""
+    topology = Topology(num_blocks=96, null_block_id=0, groups=(HYBRID.groups[2],))
+    builder = TraceBuilder(tmp_path / "run", topology=topology)
+    builder.step({"r1": 40})
+    _, verdict = judged(builder.close())
+    assert verdict.word == INCONCLUSIVE
+    assert verdict.reasons == ["coverage 0.0 % is below 0.99 (there is nothing to judge but group 2 (mamba))"]
+
+
 def test_the_finding_carries_where_it_was(tmp_path: Path) -> None:
     builder = TraceBuilder(tmp_path / "run")
     SCENARIOS["write_foreign_block"](builder)

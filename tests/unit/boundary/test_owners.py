@@ -316,3 +316,28 @@ def test_a_load_that_is_aborted_holds_its_blocks_until_it_has_ended() -> None:
     assert why(host.of(FREE)) == [("finish", "a")]
     assert status(host, blocks) == {Status.FREE}
     assert host.of(RECEIVE) == []
+
+
+# Sessions -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_session_goes_on_in_the_block_that_its_last_turn_left_half_full(asynchronous: bool) -> None:
+    """A session keeps its table between turns and comes in like a new request, with no call of the pool in between."""
+    host = Host(make_scheduler(asynchronous=asynchronous))
+    host.add("a", range(4), max_tokens=3, resumable=True)
+    blocks = host.schedule().scheduled_new_reqs[0].block_ids[0]
+    for _ in range(3):  # with a step on its way that the end of the turn makes stale
+        if asynchronous:
+            host.schedule()
+        host.finish_step()
+        if not asynchronous and "a" in {r.request_id for r in host.scheduler.running}:
+            host.schedule()
+    heard = len(host.heard)
+    assert host.scheduler.requests["a"].status == RequestStatus.WAITING_FOR_STREAMING_REQ
+    host.add("a", range(50, 54), max_tokens=2, resumable=True)
+    (come_back,) = host.schedule().scheduled_new_reqs
+    assert (come_back.num_computed_tokens, come_back.block_ids[0]) == (6, blocks)
+    assert len(host.heard) == heard
+    while host.outputs:
+        host.finish_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.facts.allocator import ALLOC, FREE, PoolOperation
+from kvscope.facts.allocator import ALLOC, FREE, HOLD, PoolOperation
 from kvscope.state.fences import MOST_STEPS, Fences
 from unit.checks.scenes import declare
 
@@ -43,6 +43,20 @@ def test_blocks_of_requests_that_are_in_no_step_on_its_way_are_free_at_once() ->
 def test_what_has_left_a_window_is_seen_by_no_step_on_its_way() -> None:
     fences = two_on_their_way()
     fences.take(released("a", 1, cause="window"))
+    assert fences.blocks == {}
+
+
+def test_a_table_that_was_given_up_is_fenced_by_the_steps_of_then_whoever_its_request_is_in_now() -> None:
+    """It is released when those are back; by then the request may run again, with other blocks."""
+    fences = two_on_their_way()
+    fences.take(PoolOperation(kind=HOLD, block_ids=[1], request_id="a", cause="deferred"))
+    assert fences.blocks == {1: 2}
+    fences.declare(declare(3, known=[("a", ([3],), 0, 9)], resumed=["a"]))
+    fences.take(released("a", 1, cause="deferred"))
+    assert fences.blocks == {1: 2}
+    fences.returned(2)
+    assert fences.blocks == {}
+    fences.take(released("a", 1, cause="deferred"))
     assert fences.blocks == {}
 
 
