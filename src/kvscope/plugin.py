@@ -138,10 +138,9 @@ class PluginHub:
         run.open()
         judge = EngineJudge(run, run.topology)
         setattr(scheduler, OBSERVER, judge)
-        if judge.pool is not None:
-            reader = PoolReader(judge, scheduler)
-            if all(seam.name in self.ledger.installed for seam in self.table if seam.role == "allocator"):
-                judge.pool.observe(reader)
+        allocator = [seam.name for seam in self.table if seam.role == "allocator"]
+        if judge.pool is not None and all(name in self.ledger.installed for name in allocator):
+            judge.pool.observe(PoolReader(judge, scheduler))
         if "isolate" in map(run.config.action_for, run.parts):
             judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kvscope import plugin
+from kvscope.boundary.allocator import READER
 from kvscope.boundary.ledger import OBSERVER, Ledger, Role, Seam
 from kvscope.boundary.wrapping import around, creation
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE
@@ -23,6 +24,7 @@ from kvscope.errors import ConfigurationError
 from kvscope.plugin import LAUNCHER_VARIABLE, LedgerBook, PluginHub, probe_seams, register
 from kvscope.runtime.engine import EngineJudge
 from kvscope.runtime.frontend import FrontendRecorder
+from kvscope.runtime.pool import NOT_OBSERVED
 from kvscope.runtime.worker import WorkerJudge
 from unit.boundary.fakes import MODULE, Told, make_host
 
@@ -356,6 +358,19 @@ def test_every_host_object_gets_its_observer(hub: PluginHub) -> None:
     run = hub.run(os.getpid(), "one")
     assert run.topology is not None
     assert (run.topology.num_blocks, run.ranks.tp, run.is_open, run.unjudged_cause) == (64, 0, True, None)
+
+
+def test_a_pool_of_which_not_every_call_is_seen_is_not_read_at_all(hub: PluginHub) -> None:
+    """Its hooks would cost what they cost, and remember what nobody takes up."""
+    of = vllm_config()
+    of.additional_config["kv_guard_config"] = {"enabled": True}
+    hub.configure_engine(of)
+    hub.ledger.uninstall("allocator")
+    scheduler = SimpleNamespace(vllm_config=of, kv_cache_config=cache_config())
+    hub.attach_scheduler(scheduler)
+    judge = getattr(scheduler, OBSERVER)
+    assert judge.pool.lost == NOT_OBSERVED
+    assert not hasattr(scheduler, READER)
 
 
 def test_a_worker_in_a_process_of_its_own_opens_its_trace(hub: PluginHub) -> None:

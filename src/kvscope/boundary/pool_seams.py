@@ -103,7 +103,7 @@ def _callers() -> tuple[Seam, ...]:
         _seam(
             "manager.allocate",
             f"{_MANAGER}.allocate_slots",
-            scoped(owners.enter_allocate_slots, owners.leave_allocate_slots, carrier=READER),
+            scoped(owners.enter_allocate_slots, owners.leave_allocate_slots, carrier=READER, works=_has_waiting),
             "whose blocks, of which group, at which index",
             owner,
             needs=("request", "num_new_computed_tokens", "num_external_computed_tokens", "delay_cache_blocks"),
@@ -182,6 +182,10 @@ def _callers() -> tuple[Seam, ...]:
             needs=("request",),
         ),
     )
+
+
+def _has_waiting(reader: allocator.PoolReader) -> bool:
+    return bool(reader.waiting)
 
 
 def _after(hook: object) -> Wrap:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Protocol
 
+import numpy as np
+
 from ..checks.finding import Finding
 from ..checks.judge import judge_audit, judge_content, judge_held, judge_pool, judge_settled
 from ..facts import allocator as facts
@@ -15,6 +17,7 @@ from ..facts.allocator import PoolOperation
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..state.bindings import Bindings
+from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
 from ..state.fences import Fences
 from ..state.holds import Holds
@@ -28,6 +31,9 @@ in 640 steps. What goes through the pool's own functions is seen at once; this i
 WALKED_BLOCKS = 4096
 """The free queue is walked, when the audit has come around, if it has no more blocks than this."""
 WALK_EVERY_STEPS = 64
+COUNTED_BLOCKS = 16384
+"""With it the counts of the whole pool are read anew if it has no more blocks than this (10,000 take a millisecond); in
+a bigger one the queue is held against our own, which the audit has just gone through."""
 AUDITED_TABLES = 4
 """With it the tables of so many requests are held against ``req_to_blocks``, in turn."""
 MOST_OPERATIONS = 1 << 16
@@ -169,7 +175,9 @@ class PoolJudge:
         free: Sequence[int] | None = None
         if not self._audit_at and declaration.step >= self._walk_at and host.num_free <= WALKED_BLOCKS:
             self._walk_at = declaration.step + WALK_EVERY_STEPS
-            first, free = 0, host.free_ids(WALKED_BLOCKS + 1)
+            free = host.free_ids(WALKED_BLOCKS + 1)
+            if ledger.num_blocks <= COUNTED_BLOCKS:
+                first = 0
         self._run.coverage.audited_blocks += last - first
         tables = {} if free is None else self._next_tables(host)
         counts, ours = host.counts(first, last), ledger.counted(first, last)
@@ -177,7 +185,12 @@ class PoolJudge:
             counts[ledger.null_block_id - first] = ours[ledger.null_block_id - first]
         if counts == ours and free is None:
             return []
-        differences = ledger.differences(counts, free, tables or None, first_block=first, all_requests=False)
+        differences: list[Difference] = []
+        if free is not None and first:
+            references = ledger.references_of(np.arange(ledger.num_blocks))
+            differences = ledger.differences(references, free, tables or None, all_requests=False)
+            free, tables = None, {}
+        differences += ledger.differences(counts, free, tables or None, first_block=first, all_requests=False)
         if not differences:
             return []
         return judge_audit(differences, declaration.step, declaration.trace_id, ledger, self._run.parts)

@@ -127,7 +127,7 @@ class Legality:
         fresh: Collection[str] = {*requests.new_ids, *requests.resumed} if requests.new_ids or requests.resumed else ()
         self._finished = [r for r in requests.finished if r not in fresh] if fresh else requests.finished
         self.hits.advance()
-        for request_id in requests.preempted:
+        for request_id in (*requests.preempted, *(requests.finished.intersection(fresh) if fresh else ())):
             self._loaded.pop(request_id, None)
         if self._is_forgiven:
             self._is_forgiven = False

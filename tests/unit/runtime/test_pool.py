@@ -255,10 +255,17 @@ def test_every_block_of_a_large_pool_has_its_turn(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "in use", "in a circle"])
+@pytest.mark.parametrize("is_big", [False, True])
 def test_a_damaged_free_queue_is_found_when_it_is_walked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, is_big: bool
 ) -> None:
+    if is_big:
+        monkeypatch.setattr(pools, "COUNTED_BLOCKS", 32)
+        monkeypatch.setattr(pools, "AUDITED_BLOCKS", 24)
     live = PooledLive(tmp_path)
+    counted: list[int] = []
+    count = live.counts
+    monkeypatch.setattr(live, "counts", lambda first, last: counted.append(last - first) or count(first, last))
     live.start()
     live.idle(1)
     queue = live.host.free_list
@@ -273,6 +280,7 @@ def test_a_damaged_free_queue_is_found_when_it_is_walked(
     live.idle(WALK_EVERY_STEPS + AUDIT_EVERY_STEPS)
     reasons = {reason for reason, _, _ in live.found()}
     assert reasons == {"free_list_damaged"}
+    assert max(counted) == (24 if is_big else 64)
 
 
 def test_a_healthy_pool_is_audited_and_nothing_is_found(tmp_path: Path) -> None:

@@ -470,6 +470,20 @@ def test_what_a_load_brought_is_written_and_its_last_token_may_be_computed_again
     story.whole(new=[("a", (blocks,), 39, 1)])
 
 
+def test_what_was_loaded_goes_with_the_request_though_its_id_comes_again_in_the_same_step() -> None:
+    story = Story()
+    blocks = load(story, 40)
+    story.declare()
+    receive(story, blocks, 40)
+    story.whole(new=[("a", (blocks,), 39, 1)])
+    story.cache("a", blocks[:1])
+    story.free("a", blocks[::-1])
+    story.hit("a", blocks[:1])
+    story.get("a", [7], 1)
+    story.whole(finished=["a"], new=[("a", ([blocks[0], 7],), 16, 4)])
+    assert story.legality.loaded_tokens("a") == 0
+
+
 def test_a_request_that_computes_more_of_what_was_loaded_again_is_noted() -> None:
     story = Story()
     blocks = load(story, 40)
