@@ -89,12 +89,13 @@ def enter_finish_requests(reader: PoolReader, scheduler: Any, args: Any, kwargs:
 
 
 def enter_free_request_blocks(reader: PoolReader, scheduler: Any, args: Any, kwargs: Any) -> Scope:
-    cause = reader.scope[0]
-    return _enter(
-        reader,
-        facts.CAUSE_FINISH if cause == facts.CAUSE_UNKNOWN else cause,
-        (args[0] if args else kwargs["request"]).request_id,
-    )
+    """Without a reason from further out it is the end of a request; of one that is not at its end the free is a
+    mistake, and nobody says why.
+    """
+    request, cause = args[0] if args else kwargs["request"], reader.scope[0]
+    if cause == facts.CAUSE_UNKNOWN and request.is_finished():
+        cause = facts.CAUSE_FINISH
+    return _enter(reader, cause, request.request_id)
 
 
 def enter_remove_skipped(reader: PoolReader, manager: Any, args: Any, kwargs: Any) -> Scope:

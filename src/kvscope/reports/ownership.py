@@ -25,7 +25,7 @@ _WHEN = {
     facts.CAUSE_UNPIN: "by a connector that let it go",
     facts.CAUSE_RESET: "with a reset of the prefix cache",
     facts.CAUSE_EVICT: "as a checkpoint that is needed no more",
-    facts.CAUSE_UNKNOWN: "for a cause that was not seen",
+    facts.CAUSE_UNKNOWN: "by a call that belongs neither to its end nor to a preemption",
 }
 
 
