@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from . import allocator, owners
 from .allocator import READER
 from .ledger import Seam, Wrap
@@ -103,7 +105,9 @@ def _callers() -> tuple[Seam, ...]:
         _seam(
             "manager.allocate",
             f"{_MANAGER}.allocate_slots",
-            scoped(owners.enter_allocate_slots, owners.leave_allocate_slots, carrier=READER, works=_has_waiting),
+            scoped(
+                owners.enter_allocate_slots, owners.leave_allocate_slots, carrier=READER, works=attrgetter("waiting")
+            ),
             "whose blocks, of which group, at which index",
             owner,
             needs=("request", "num_new_computed_tokens", "num_external_computed_tokens", "delay_cache_blocks"),
@@ -182,10 +186,6 @@ def _callers() -> tuple[Seam, ...]:
             needs=("request",),
         ),
     )
-
-
-def _has_waiting(reader: allocator.PoolReader) -> bool:
-    return bool(reader.waiting)
 
 
 def _after(hook: object) -> Wrap:

@@ -43,6 +43,14 @@ class StepRequests(msgspec.Struct, kw_only=True, gc=False):
             computed.update(zip(self.new_ids, self.new_computed, strict=True))
         return computed
 
+    @property
+    def table_bytes(self) -> int:
+        """About what the tables that came whole occupy; what is appended to others is little."""
+        blocks = sum(len(ids) for table in self.new_blocks for ids in table)
+        if self.resumed:
+            blocks += sum(len(ids) for table in self.cached_blocks if table is not None for ids in table)
+        return 40 * blocks
+
     def copy(self) -> StepRequests:
         """The same with lists of its own, all the way down."""
         return StepRequests(

@@ -117,7 +117,7 @@ class EngineJudge:
             boundary="schedule",
             step=declaration.step,
             trace_id=declaration.trace_id,
-            approx_bytes=256 * len(declaration.requests.scheduled),
+            approx_bytes=256 * len(declaration.requests.scheduled) + declaration.requests.table_bytes,
         )
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:

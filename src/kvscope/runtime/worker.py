@@ -89,6 +89,7 @@ class WorkerJudge:
                 boundary="worker_input",
                 step=declaration.step,
                 trace_id=declaration.trace_id,
+                approx_bytes=512 + declared.table_bytes,
             )
         if not as_declared:
             self._report(judge_handover(declaration, received, run.parts), "worker", "worker_input")

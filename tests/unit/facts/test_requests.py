@@ -90,3 +90,21 @@ def test_a_step_without_tokens_is_empty(declaration: Declaration) -> None:
 )
 def test_only_tables_whose_meaning_is_known_are_judged(kind: str, judged: bool) -> None:
     assert Group(group_id=0, kind=kind, block_size=16, kernel_block_size=None, layers=1).judged is judged
+
+
+def test_tables_that_come_whole_are_counted_by_their_blocks() -> None:
+    requests = StepRequests(
+        new_ids=["a"],
+        new_blocks=[([1, 2, 3], [4])],
+        new_computed=[0],
+        cached_ids=["b", "c"],
+        cached_blocks=[([5],), None],
+        cached_computed=[8, 8],
+        resumed=set(),
+        scheduled={"a": 8, "b": 1, "c": 1},
+        finished=set(),
+        preempted=set(),
+    )
+    assert requests.table_bytes == 4 * 40
+    requests.resumed = {"b"}
+    assert requests.table_bytes == 5 * 40
