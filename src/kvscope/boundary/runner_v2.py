@@ -43,7 +43,7 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         seq_lens=batch.seq_lens.numpy()[:rows],
         num_tokens=batch.num_tokens,
         groups=groups,
-        exact=not (runner.num_speculative_steps > 0 and runner.use_async_scheduling),
+        exact=not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling),
     )
 
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 RUNNER = SimpleNamespace(
     block_tables=SimpleNamespace(num_blocks=SimpleNamespace(np=np.array([[9, 1, 9, 2], [9, 3, 9, 4]], np.int32))),
     num_speculative_steps=0,
-    use_async_scheduling=True,
+    scheduler_config=SimpleNamespace(async_scheduling=True),
 )
 BATCH = SimpleNamespace(
     req_ids=["a", "b"],
