@@ -51,7 +51,7 @@ class SelftestResult(msgspec.Struct, kw_only=True):
 
 
 def run(runner: Runner) -> SelftestResult:
-    """The self-test with one of vLLM's model runners. Takes about a minute (V1) or two (V2), and this process."""
+    """The self-test with one of vLLM's model runners. Takes one to three minutes, and this process."""
     apply_environment(runner)
     began = time.monotonic()
     names = detectable(runner)

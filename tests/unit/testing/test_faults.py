@@ -108,6 +108,18 @@ def test_an_injection_waits_and_then_happens_once() -> None:
     assert armed.what == expected | {"expected": "write_target_mismatch"}
 
 
+def test_what_may_be_found_before_is_announced_and_replaced() -> None:
+    notes: list[dict[str, Any]] = []
+    armed = arm("stale_reference_read", on_fire=notes.append)
+    armed.announce({"block_id": 3, "expected": "alias_owner_mismatch"})
+    assert (armed.fired, notes) == (False, [])
+    assert armed.what is not None
+    assert (armed.what["block_id"], armed.what["expected"]) == (3, "alias_owner_mismatch")
+    armed.fire({"block_id": 4})
+    assert (armed.what["block_id"], armed.what["expected"]) == (4, "read_after_release")
+    assert notes == [armed.what]
+
+
 @dataclass
 class Cached:
     req_ids: list[str] = field(default_factory=lambda: ["a", "b", "c"])

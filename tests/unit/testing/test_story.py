@@ -10,7 +10,8 @@ from kvscope.testing.faults.story import Call, Story, Telling, Told, until_sched
 
 class Block:
     def __init__(self, block_id: int, ref_cnt: int = 1) -> None:
-        self.block_id, self.ref_cnt, self.is_null, self.block_hash = block_id, ref_cnt, False, None
+        self.block_id, self.ref_cnt, self.is_null = block_id, ref_cnt, False
+        self.block_hash: int | None = None
         self.next_free_block: object = None
 
 
@@ -162,6 +163,25 @@ def test_a_decoding_request_has_room_and_goes_on(changes: dict[str, int], chosen
     assert list(books.decoding(room=4)) == ([chosen_request] if chosen else [])
     host.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks["a"][1].ref_cnt = 2
     assert list(books.decoding(room=4)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({}, True),
+        ({"output": 22}, False),
+        ({"computed": 40}, False),
+        ({"references": 2}, False),
+        ({"hashed": 1}, False),
+    ],
+)
+def test_a_request_ends_with_the_step_that_computes_its_last_token(changes: dict[str, int], chosen: bool) -> None:
+    last = Block(5, ref_cnt=changes.pop("references", 1))
+    last.block_hash = changes.pop("hashed", None)
+    one = request("a", **({"computed": 41, "tokens": 41, "output": 23} | changes))
+    books = Books(arm("premature_free"), scheduler(one, tables={"a": [Block(4), last]}))
+    assert list(books.ending(output("a", "gone"))) == ([one] if chosen else [])
+    assert list(books.ending(output("gone"))) == []
 
 
 def test_a_free_behind_the_requests_back_leaves_its_table() -> None:
