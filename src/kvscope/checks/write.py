@@ -122,16 +122,21 @@ def write_foreign_block(view: GroupView) -> Iterator[Finding]:
 def write_slot_collision(view: GroupView) -> Iterator[Finding]:
     order = np.argsort(view.slots, kind="stable")
     ordered = view.slots[order]
-    repeated = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != PAD_SLOT))
-    begins = np.searchsorted(ordered, ordered[repeated])  # where the run of tokens with this slot begins
-    for begin, index in zip(begins.tolist(), repeated.tolist(), strict=True):
-        first, second = int(order[begin]), int(order[index + 1])
-        # The token that is not where it should be is the culprit; the later one when both claim the slot rightly.
-        token, other = (first, second) if view.slots[first] != view.expected_slots[first] else (second, first)
-        other_request = view.step.plan.request_ids[int(view.step.token_row[other])]
-        row = int(view.step.token_row[token])
-        own = view.step.plan.request_ids[row]
-        yield _token_finding(view, row, token, other_request_id=other_request if other_request != own else None)
+    repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != PAD_SLOT)])
+    wrong = view.slots != view.expected_slots
+    for begin, end in zip(np.searchsorted(ordered, repeated), np.searchsorted(ordered, repeated, "right"), strict=True):
+        tokens = order[begin:end].tolist()
+        rightful: int | None = None
+        for place, token in enumerate(tokens):
+            # Whoever is not where it should be is the culprit, and whoever comes to a slot that is rightly another's.
+            other = rightful if rightful is not None else next(iter(tokens[place + 1 :]), None)
+            if other is not None and (rightful is not None or wrong[token]):
+                row, others_row = int(view.step.token_row[token]), int(view.step.token_row[other])
+                names = view.step.plan.request_ids
+                other_request = names[others_row] if names[others_row] != names[row] else None
+                yield _token_finding(view, row, token, other_request_id=other_request)
+            if rightful is None and not wrong[token]:
+                rightful = token
 
 
 @rule(

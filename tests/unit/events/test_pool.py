@@ -142,7 +142,7 @@ def test_a_call_of_the_pool_is_small_and_encoded_soon(what: str, capsys: pytest.
     own_bytes = len(one()) - len(NAME)
     samples.say(capsys, f"{what}, {len(operation.block_ids)} blocks: {took_us:.1f} us, {own_bytes} bytes and the id")
     assert own_bytes < 360
-    assert took_us < 30  # a few on an idle machine: see the number
+    assert took_us < 300  # a few on an idle machine: see the number
 
 
 # State ----------------------------------------------------------------------------------------------------------------
