@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from ..checks.catalog import RULES
 from ..checks.finding import Finding
 from ..checks.judge import judge_bind
 from ..errors import ViolationError
@@ -181,10 +180,12 @@ class EngineJudge:
 
     def _act(self, own: list[Finding], posted: list[Finding]) -> None:
         """Stop, if one of the findings says so, else end what they name. ``posted`` are of other processes."""
-        for names, findings in ((None, own), (PLAIN, posted)):  # a mailbox has the ids as they may be written
-            stopping = [finding for finding in findings if self._run.stops(finding)]
-            if stopping:  # of one step's findings the one that says most is what the log and the client get
-                self._stop(min(stopping, key=lambda finding: (finding.step, RULES[finding.reason].rank)), names)
+        for finding in own:
+            if self._run.stops(finding):
+                self._stop(finding)
+        for finding in posted:
+            if self._run.stops(finding):
+                self._stop(finding, names=PLAIN)  # a mailbox has the ids as they may be written
         for finding in own:
             self._isolate(finding)
         for finding in posted:
