@@ -99,6 +99,8 @@ def _write_record(
             record.positions_rest = rest
     if full or not snapshot.exact:
         record.exact = snapshot.exact
+    if snapshot.first_offset:
+        record.first_offset = snapshot.first_offset
     if full:
         record.coordinates = "global"
         record.is_dummy = False
@@ -175,6 +177,7 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
         graph_mode=write.graph_mode,
         exact=given(write.exact, True),
         groups=[_group(write, read, index) for index in range(len(write.groups))],
+        first_offset=given(write.first_offset, 0),
     )
 
 

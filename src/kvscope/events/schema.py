@@ -153,6 +153,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
       bound of the computed tokens, so that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
+    ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
     """
 
     requests: list[RequestId]
@@ -175,6 +176,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
     is_dummy: bool | UnsetType = UNSET
     exact: bool | UnsetType = UNSET
+    first_offset: int | UnsetType = UNSET
 
 
 class TableRow(msgspec.Struct, kw_only=True):

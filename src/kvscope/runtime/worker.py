@@ -166,12 +166,16 @@ class WorkerJudge:
             step = StepView(
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
-            groups = [step.group(batch) for batch in self._groups]
+            groups = step.groups(self._groups)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
             snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
             self._record(snapshot, len(step.rows), judged.num_tokens)
+            if len(groups) < self._judged_groups:
+                self._run.coverage.skipped["plan", "group_missing"] += len(step.rows) * (
+                    self._judged_groups - len(groups)
+                )
         self._accounted = True
         scheduled = declaration.requests.scheduled
         left_out = len(scheduled) - len(judged.request_ids)
@@ -220,7 +224,7 @@ class WorkerJudge:
             self._run.close()
 
     def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
-        coverage, groups = self._run.coverage, len(self._groups)
+        coverage, groups = self._run.coverage, len(plan.groups)
         coverage.rows += rows * groups
         for kind in self._unjudged_kinds:
             coverage.skipped["plan", f"semantics:{kind}"] += rows

@@ -266,7 +266,7 @@ class TraceBuilder:
         damage_plan(plan)
         findings = judge_batch(declaration, plan, self.parts)
         view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
-        groups = [view.group(batch) for batch in self._batches[rank]]
+        groups = view.groups(self._batches[rank])
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
         snapshot = take_snapshot(view, groups, spell_tables=self._full)
         for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):
