@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.plans import DummyRun, Plan
+from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
@@ -65,7 +65,8 @@ def judge_dummy(
     run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
-    if all(bool((slots == -1).all()) for slots in run.slots.values()):
+    is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
+    if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
     view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
     return _merged(_fired(DUMMY_RULES, view, parts))

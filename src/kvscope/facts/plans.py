@@ -60,14 +60,30 @@ class Plan(msgspec.Struct, kw_only=True, gc=False):
         return next((of for of in self.groups if of.group_id == group_id), None)
 
 
+class PersistentSlots(msgspec.Struct, kw_only=True, gc=False):
+    """What a runner's own buffer of slots holds behind those of a dummy run's tokens.
+
+    ``checked`` entries were looked at. ``indexes`` and ``slots``, ``int64 [n]``, are places in the buffer where a slot
+    is on that a graph over more tokens than the run has would store to, and these slots.
+    """
+
+    checked: int
+    indexes: Int64
+    slots: Int64
+
+
 class DummyRun(msgspec.Struct, kw_only=True, gc=False):
     """Slots of a run that serves no request (profiling, warm-up, capture, an idle data-parallel rank).
 
-    ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`.
+    ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`. ``persistent[g]`` is the
+    rest of the buffer that they stand in. In a ``warm_up`` the worker makes up requests, which do store their tokens,
+    in blocks that nobody must have.
     """
 
     slots: dict[int, Int64]
     num_tokens: int
+    persistent: dict[int, PersistentSlots] = msgspec.field(default_factory=dict)
+    warm_up: bool = False
 
 
 class GroupSnapshot(msgspec.Struct, kw_only=True, gc=False):

@@ -110,6 +110,7 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "read_foreign_block": plan(entry(4)),
     "read_target_mismatch": plan(entry(50)),
     "read_table_short": plan(lambda p: p.groups[0].table_blocks.__setitem__(0, 1)),
+    "dummy_persistent_slot_enabled": lambda b: (warm(b), b.dummy({0: [-1, -1]}, behind=(17,)), None)[2],
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
 }
 NOT_IN_A_TRACE = {"handover_missing"}

@@ -232,6 +232,13 @@ _ALL = [
         allowed_also=frozenset({"dummy_persistent_slot_enabled", "dummy_table_live"}),
     ),
     Fault(
+        name="dummy_persistent_slot",
+        summary="After a run without work the last entry of the slot buffer is that of a live request's last block.",
+        expected="dummy_persistent_slot_enabled",
+        point="dummy",
+        traffic="dummies",
+    ),
+    Fault(
         name="dummy_writes_loaded_prefix",
         summary="A run without work writes its token to the last slot of a live request's first block, which is full.",
         expected="dummy_table_live",
