@@ -70,6 +70,7 @@ class PoolJudge:
         self.holds = Holds()
         self.lost: str | None = NOT_OBSERVED
         self._run = run
+        self._bindings = bindings
         self._operations: list[PoolOperation] = []
         self._operations_before = 0
         self._fences = Fences()
@@ -205,7 +206,7 @@ class PoolJudge:
     def _next_tables(self, host: HostPool) -> dict[str, list[list[int]]]:
         """The host's tables of the requests whose turn it is."""
         if not self._to_audit:
-            self._to_audit = list(self.legality.live)
+            self._to_audit = list(self._bindings.live)
         turn, self._to_audit = self._to_audit[:AUDITED_TABLES], self._to_audit[AUDITED_TABLES:]
         tables = {request_id: host.table_of(request_id) for request_id in turn}
         return {request_id: table for request_id, table in tables.items() if any(table)}

@@ -68,18 +68,12 @@ class Legality:
         self.hits = Hits(ledger, self._releases)
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
-        self._has_others = False  # not only blocks that come to, or are hashed for, requests that run
-        self.doubtful = self._examined = False
+        self._has_others = self.doubtful = self._examined = False
         self._finished: Collection[str] = ()
         self._returned = 0
         self._on_their_way: deque[tuple[int, dict[str, int]]] = deque(maxlen=_REMEMBERED_STEPS)
         self._tables: list[Table] | None = None
         self._is_forgiven = False
-
-    @property
-    def live(self) -> Iterable[str]:
-        """Requests that have a declared table."""
-        return self._bindings.live
 
     def loaded_tokens(self, request_id: str) -> int:
         """How many tokens a receive has brought to a request, from its first one on."""
@@ -92,8 +86,7 @@ class Legality:
         self.hits.take(operation)
         self._releases.apply(operation)
         self._taken.append(operation)
-        if operation.kind not in _OF_RUNNING_REQUESTS:
-            self._has_others = True
+        self._has_others |= operation.kind not in _OF_RUNNING_REQUESTS
 
     def advance(self, declaration: Declaration) -> bool:
         """Take over a declaration that the bindings have just taken over.
