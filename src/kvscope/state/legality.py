@@ -31,8 +31,7 @@ from .visibility import relied_on
 
 __all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
 
-_REMEMBERED_ABORTED, _REMEMBERED_STEPS = 4096, 64
-_NOTHING: frozenset[int] = frozenset()
+_REMEMBERED_ABORTED, _REMEMBERED_STEPS, _NOTHING = 4096, 64, frozenset[int]()
 _FLUSHES = frozenset({facts.FREE, facts.HOLD, facts.CACHE})
 _OF_RUNNING_REQUESTS = frozenset({facts.ALLOC, facts.CACHE})
 
