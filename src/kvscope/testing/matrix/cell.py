@@ -13,7 +13,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +37,7 @@ Word = Literal["ok", "failed", "not run"]
 
 _PROBES = 4
 _PROBE_TOKENS = 16
+_PROBED = 8
 _SERVER_DEADLINE_S = 240
 
 
@@ -99,7 +102,11 @@ def _run(feature: Feature, runner: Runner, rows: int, folder: Path, result: Cell
     folder.mkdir(parents=True, exist_ok=True)
     calls = feature.requests(runner, rows)
     result.requests = len(calls)
-    off, _ = serve(feature, runner, calls, folder / "off.log", {})
+    off = (
+        _off_apart(feature, runner, rows)
+        if feature.one_engine
+        else serve(feature, runner, calls, folder / "off.log", {})[0]
+    )
     part = {"enabled": True, "action": "raise"}
     switches = {"kv_trace": part, "kv_guard_config": part, "kv_output": {"dir": str(folder / "trace")}}
     on, client_ids = serve(feature, runner, calls, folder / "on.log", switches)
@@ -170,6 +177,16 @@ def _in_process(
     return outcome, [call.name for call in calls]
 
 
+def _off_apart(feature: Feature, runner: Runner, rows: int) -> Outcome:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_off_by_name, feature.name, runner, rows).result()
+
+
+def _off_by_name(name: str, runner: Runner, rows: int) -> Outcome:
+    feature = features()[name]
+    return _in_process(feature, runner, feature.requests(runner, rows), Path(), {})[0]
+
+
 def _compilations() -> int:
     from vllm.compilation.counter import compilation_counter
 
@@ -177,7 +194,7 @@ def _compilations() -> int:
 
 
 def _prompt_dependent(llm: Any, calls: Sequence[Call]) -> int:
-    """How many answers change with the first token of their prompt: without that, no output tells anything about the
+    """How many answers change with the beginning of their prompt: without that, no output tells anything about the
     cache.
     """
     probes = []
@@ -187,8 +204,8 @@ def _prompt_dependent(llm: Any, calls: Sequence[Call]) -> int:
             if "decoder_prompt" in prompt:
                 inner = prompt["decoder_prompt"] = dict(prompt["decoder_prompt"])
             text = inner if inner is not None else prompt
-            first, *rest = text["prompt_token_ids"]
-            text["prompt_token_ids"] = [first + 7 * shift, *rest]
+            tokens = text["prompt_token_ids"]
+            text["prompt_token_ids"] = [token + 7 * shift for token in tokens[:_PROBED]] + tokens[_PROBED:]
             sampling = dict(call.sampling) | {"max_tokens": _PROBE_TOKENS}
             probes.append(Call(name=f"probe-{number}-{shift}", prompt=prompt, sampling=sampling))
     answers = traffic.serve(llm, probes).answers

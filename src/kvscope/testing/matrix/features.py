@@ -50,7 +50,8 @@ _FEWEST_TOKENS = 16
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
     """`rows_per_token` is how many rows a token makes (groups x ranks, less where drafts are accepted), `evidence` are
-    numbers that must be more than zero for the feature to have taken place, `judged` whether any group of the model has
+    numbers that must be more than zero for the feature to have taken place, `one_engine` says that a process can start
+    no other engine afterwards, `judged` whether any group of the model has
     semantics that rules judge, and `known` reasons found because of a defect of vLLM, with the place that explains it.
     """
 
@@ -66,6 +67,7 @@ class Feature:
     evidence: tuple[str, ...] = ()
     way: Way = "in-process"
     forced_async: bool = False
+    one_engine: bool = False
     judged: bool = True
     obstacles: Mapping[Runner, Obstacle] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
@@ -185,6 +187,8 @@ def features() -> dict[str, Feature]:
             },
             calls=traffic.repetitive,
             evidence=("drafted",),
+            # It imports numba, after which vLLM cannot register its CPU kernels once more.
+            one_engine=True,
         ),
         Feature(
             name="gemma3",
@@ -209,7 +213,12 @@ def features() -> dict[str, Feature]:
             "a state and attention in every layer",
             settings={"enable_prefix_caching": False, "num_blocks": None},
         ),
-        _architecture("whisper", "an encoder and a decoder", calls=traffic.spoken),
+        _architecture(
+            "whisper",
+            "an encoder and a decoder",
+            calls=traffic.spoken,
+            settings={"max_model_len": 448, "max_num_batched_tokens": 2048},
+        ),
         Feature(
             name="torch-compile",
             about="not eager: compiled for the CPU",
@@ -228,7 +237,9 @@ def features() -> dict[str, Feature]:
         Feature(
             name="lora",
             about="each prompt with and without an adapter",
-            settings={"enable_lora": True, "max_lora_rank": 8},
+            # In vLLM's LoRA for the CPU a request without an adapter gets that of the last slot
+            # (`lora/ops/torch_ops/lora_ops.py` indexes with -1): the second slot stays empty.
+            settings={"enable_lora": True, "max_lora_rank": 8, "max_loras": 2},
             calls=traffic.adapted,
             evidence=("adapted",),
         ),
