@@ -97,9 +97,11 @@ class Run:
 
     @property
     def process(self) -> str:
-        """Name of this process in file names and records."""
+        """Name of this process in file names and records: ``all`` has a scheduler and its only worker, with the front
+        end or without. It is known when the stream is made, since vLLM makes the worker before the scheduler.
+        """
         if "engine" in self.roles:
-            return "all" if "frontend" in self.roles else "engine"
+            return "all" if "worker" in self.roles else "engine"
         return "worker" if "worker" in self.roles else "frontend"
 
     @property

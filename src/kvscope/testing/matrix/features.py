@@ -228,7 +228,8 @@ def features() -> dict[str, Feature]:
         Feature(name="abort", about="every third stream is given up", calls=traffic.aborting, evidence=("aborted",)),
         Feature(
             name="streaming-abort",
-            about="AsyncLLM, engine in processes of its own, every third stream is given up",
+            about="AsyncLLM, scheduler and worker in one other process, every third stream is given up",
+            settings={"distributed_executor_backend": "uni"},
             calls=traffic.aborting,
             way="streams",
             evidence=("aborted",),
