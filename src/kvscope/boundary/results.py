@@ -7,6 +7,9 @@ from typing import Any
 from ..facts.requests import StepResult
 from .scheduler import declaration_of
 
+DUE = "_kvscope_due"
+"""Attribute by which an asynchronous result carries who is to be told when it is taken."""
+
 
 def read_result(output: Any) -> StepResult | None:
     """Request ids and sampled counts of a result, None where it carries no requests.
@@ -25,6 +28,11 @@ def read_result(output: Any) -> StepResult | None:
         if request_ids is None:
             return None
     return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
+
+
+def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Somebody has waited for an asynchronous result: what its step handed to attention is judged before it goes on."""
+    due.settle()
 
 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:

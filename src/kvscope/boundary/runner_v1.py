@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..facts.plans import DummyRun, GroupPlan, Plan
+from .device import Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -84,10 +85,12 @@ def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, resu
     by_group, _ = result
     if by_group is None or observer.expects_no_plan:
         return
-    if not observer.reads_host_tensors:
-        observer.on_plan_skipped("device_tensors")
+    num_tokens = kwargs["num_tokens_unpadded"]
+    if observer.reads_host_tensors:
+        observer.on_plan(read_plan(runner, by_group, num_tokens))
         return
-    observer.on_plan(read_plan(runner, by_group, kwargs["num_tokens_unpadded"]))
+    ring = ring_of(observer, runner)
+    hand_on_plan(observer, ring if isinstance(ring, str) else clone_plan(ring, runner, by_group, num_tokens))
 
 
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
@@ -101,16 +104,72 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     return plan
 
 
+def whole_plan(runner: Any) -> list[Any]:
+    """All tensors of which a plan is made, in their full size."""
+    tables = runner.input_batch.block_table.block_tables
+    own = [runner.query_start_loc.gpu, runner.positions, runner.seq_lens]
+    return [*own, *(t.block_table.gpu for t in tables), *(t.slot_mapping.gpu for t in tables)]
+
+
+def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: int) -> Clone[Plan] | None:
+    """A clone of the plan whose tensors are on a device; None: it does not fit.
+
+    Offsets, positions and lengths are those of the device, where they are exact even when the host only has an upper
+    bound of them; how many blocks a row has only the host knows.
+    """
+    batch = runner.input_batch
+    rows = batch.num_reqs
+    request_ids, exact = batch.req_ids[:rows], not runner.use_async_spec_decode
+    longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
+    sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
+    counted = []
+    for group_id, slots in slots_by_group.items():
+        table = batch.block_table.block_tables[group_id]
+        counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
+        width = table_width(counts, longest, table.block_size, entries.shape[1])
+        sources += [entries[:rows, :width], slots]
+        counted.append((group_id, counts))
+
+    def make(arrays: list[Array]) -> Plan:
+        groups = [
+            GroupPlan(
+                group_id=group_id,
+                tables=arrays[3 + 2 * index],
+                table_blocks=counts,
+                slots=arrays[4 + 2 * index].astype(np.int64, copy=False),
+            )
+            for index, (group_id, counts) in enumerate(counted)
+        ]
+        return Plan(
+            request_ids=request_ids,
+            query_start=arrays[0],
+            positions=arrays[1].astype(np.int64, copy=False),
+            seq_lens=arrays[2],
+            num_tokens=num_tokens,
+            groups=groups,
+            exact=exact,
+        )
+
+    return ring.clone(sources, make)
+
+
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     num_tokens = args[0] if args else kwargs["num_tokens"]
-    observer.on_dummy(read_dummy(runner, num_tokens))
+    if observer.reads_host_tensors:
+        observer.on_dummy(read_dummy(runner, num_tokens))
+    else:
+        slots = dict(enumerate(_dummy_slots(runner, num_tokens)))
+        is_capturing = bool(kwargs.get("is_graph_capturing"))
+        hand_on_dummy(observer, runner, slots, num_tokens, is_capturing=is_capturing)
 
 
 def read_dummy(runner: Any, num_tokens: int) -> DummyRun:
     """The slots that a dummy run has left in the buffers it handed to attention."""
-    slots = {}
-    for group_id in range(len(runner.kv_cache_config.kv_cache_groups)):
-        mapping = runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens]
-        if mapping.device.type == "cpu":
-            slots[group_id] = mapping.numpy().astype(np.int64, copy=False)
+    mappings = enumerate(_dummy_slots(runner, num_tokens))
+    slots = {group_id: mapping.numpy().astype(np.int64, copy=False) for group_id, mapping in mappings}
     return DummyRun(slots=slots, num_tokens=num_tokens)
+
+
+def _dummy_slots(runner: Any, num_tokens: int) -> list[Any]:
+    groups = range(len(runner.kv_cache_config.kv_cache_groups))
+    return [runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens] for group_id in groups]

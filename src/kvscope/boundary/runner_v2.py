@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..facts.plans import DummyRun, GroupPlan, Plan
+from .device import Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     if observer.expects_no_plan:
         return
     block_tables, slot_mappings = result
-    if not observer.reads_host_tensors:
-        observer.on_plan_skipped("device_tensors")
-        return
     batch = args[0] if args else kwargs["input_batch"]
-    observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+    if observer.reads_host_tensors:
+        observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+        return
+    ring = ring_of(observer, runner)
+    hand_on_plan(
+        observer, ring if isinstance(ring, str) else clone_plan(ring, runner, batch, block_tables, slot_mappings)
+    )
 
 
 def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Plan:
@@ -43,14 +49,61 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         seq_lens=batch.seq_lens.numpy()[:rows],
         num_tokens=batch.num_tokens,
         groups=groups,
-        exact=not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling),
+        exact=_knows_lengths(runner),
     )
+
+
+def _knows_lengths(runner: Any) -> bool:
+    return not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
+
+
+def whole_plan(runner: Any) -> list[Any]:
+    """All tensors of which a plan is made, in their full size."""
+    own, tables = runner.input_buffers, runner.block_tables
+    return [own.query_start_loc, own.positions, own.seq_lens, *tables.input_block_tables, tables.slot_mappings]
+
+
+def clone_plan(ring: CloneRing, runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Clone[Plan] | None:
+    """A clone of the plan whose tensors are on a device; None: it does not fit.
+
+    Offsets, positions and lengths are those of the device, where they are exact even when the host only has an upper
+    bound of them; how many blocks a row has only the host knows.
+    """
+    rows, num_tokens, request_ids = batch.num_reqs, batch.num_tokens, batch.req_ids
+    exact = _knows_lengths(runner)
+    counted = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
+    longest = int(batch.seq_lens_cpu_upper_bound[:rows].max())
+    sources = [batch.query_start_loc[: rows + 1], batch.positions[:num_tokens], batch.seq_lens[:rows], slot_mappings]
+    for group_id, table in enumerate(block_tables):
+        size = runner.block_tables.block_sizes[group_id]
+        sources.append(table[:rows, : table_width(counted[group_id], longest, size, table.shape[1])])
+
+    def make(arrays: list[Array]) -> Plan:
+        slots = arrays[3].astype(np.int64, copy=False)
+        groups = [
+            GroupPlan(group_id=group_id, tables=table, table_blocks=counted[group_id], slots=slots[group_id])
+            for group_id, table in enumerate(arrays[4:])
+        ]
+        return Plan(
+            request_ids=request_ids,
+            query_start=arrays[0],
+            positions=arrays[1].astype(np.int64, copy=False),
+            seq_lens=arrays[2],
+            num_tokens=num_tokens,
+            groups=groups,
+            exact=exact,
+        )
+
+    return ring.clone(sources, make)
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
-    if slot_mappings.device.type == "cpu":
+    if observer.reads_host_tensors:
         observer.on_dummy(read_dummy(slot_mappings))
+    else:
+        slots = dict(enumerate(slot_mappings))
+        hand_on_dummy(observer, runner, slots, slot_mappings.shape[1], is_capturing=False)
 
 
 def read_dummy(slot_mappings: Any) -> DummyRun:

@@ -196,6 +196,10 @@ class WorkerJudge:
         if findings:
             self._report(findings, "runner", "dummy")
 
+    def on_dummy_skipped(self, cause: str) -> None:
+        """A dummy run that nobody could look at."""
+        self._run.coverage.skipped["dummy", cause] += 1
+
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
         if declaration is None or declaration.is_empty or result is None:
@@ -213,6 +217,10 @@ class WorkerJudge:
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._end_step("native_error")
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
+    def on_late_error(self, boundary: str, error_type: str) -> None:
+        """The host failed when somebody took the result of a step that had been launched long before."""
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
     def on_shutdown(self) -> None:

@@ -67,7 +67,7 @@ def test_a_dummy_run_is_all_slots_that_are_handed_on() -> None:
     }
 
 
-def test_a_dummy_run_on_a_device_is_left_alone() -> None:
-    observer = told()
+def test_a_dummy_run_that_nobody_can_copy_is_counted() -> None:
+    observer = Told(reads_host_tensors=False)
     runner_v2.after_prepare_dummy_attn(observer, RUNNER, (), {}, (TABLES, SLOTS.to("meta")))
-    assert observer.calls == []
+    assert observer.calls == [("on_dummy_skipped", ("device_tensors",))]

@@ -96,7 +96,7 @@ def test_lengths_of_asynchronous_speculative_decoding_are_estimates() -> None:
 
 
 @pytest.mark.parametrize("on_host", [True, False])
-def test_tensors_elsewhere_are_not_touched_but_counted(on_host: bool) -> None:
+def test_tensors_that_nobody_can_copy_are_not_touched_but_counted(on_host: bool) -> None:
     runner, observer = V1(), Told(expects_no_plan=False, reads_host_tensors=on_host)
     result = ({0: runner.slots[:3]}, None)
     runner_v1.after_slot_mappings(observer, runner, (), {"num_tokens_unpadded": 2}, result)
