@@ -35,6 +35,7 @@ class Noted:
         return size, how
 
     def Stream(self, device: Any) -> Any:  # noqa: N802  torch's name
+        assert device.index == 2
         noted = self
 
         class Side:
@@ -52,6 +53,7 @@ class Noted:
         return Side()
 
     def Event(self, device: Any) -> Any:  # noqa: N802  torch's name
+        assert device.index == 2
         event = SimpleNamespace(name=None)
         event.record = lambda stream: self._record(event, stream)
         event.query = self._query
@@ -73,6 +75,7 @@ class Noted:
         return self.arrived < 0
 
     def _current_stream(self, device: Any) -> Any:
+        assert device.index == 2
         return SimpleNamespace(name=self.current)
 
     def _set_device(self, index: int) -> None:
@@ -142,6 +145,7 @@ def test_host_tensors_have_no_device() -> None:
     assert audit_device(SimpleNamespace(device=SimpleNamespace(type="cpu"))) is None
 
 
-def test_a_device_without_an_index_is_the_first(noted: Noted) -> None:
+def test_a_device_without_an_index_is_the_first(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "Stream", lambda device: device)
     device = Accelerator(SimpleNamespace(type="npu", index=None))
     assert device.memory(1)[0][1]["device"].index == 0
