@@ -10,6 +10,7 @@ its own is told by `kv_output.extensions`, see `deferring_extension`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from kvscope.boundary.device import Device, HostDevice
@@ -27,3 +28,20 @@ def deferring(device: Device | None = None) -> Iterator[None]:
 def defer_always() -> None:
     """The same for all that this process will ever start."""
     mock.patch(_ASKED, return_value=HostDevice()).start()
+
+
+class LateDevice(HostDevice):
+    """A device whose copies arrive only when somebody waits for them: as late as they can, and in no other thread."""
+
+    def events(self) -> Any:
+        return {}
+
+    def to_host(self, source: Any, target: Any, events: Any) -> None:
+        events["copy"] = (source, target)
+
+    def ready(self, events: Any) -> bool:
+        return not events
+
+    def wait(self, events: Any) -> None:
+        source, target = events.pop("copy")
+        target.copy_(source)

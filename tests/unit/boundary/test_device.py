@@ -10,10 +10,13 @@ import pytest
 
 from kvscope.boundary import device as d
 from kvscope.boundary import runner_v1, runner_v2, worker
+from kvscope.boundary.ledger import MAX_FAULTS, Hook
 from kvscope.boundary.results import DUE, after_output
+from kvscope.boundary.seams import seam_table
+from kvscope.errors import ViolationError
 from kvscope.facts.plans import Plan
 from unit.boundary.devices import SlowDevice
-from unit.boundary.fakes import Told
+from unit.boundary.fakes import HostError, Told
 from unit.boundary.test_runner_v2 import BATCH, RUNNER, SLOTS, TABLES
 from unit.boundary.test_runners import V1
 
@@ -264,3 +267,46 @@ def test_where_tensors_are_on_the_host_no_result_is_marked() -> None:
     worker.after_sample(observer, None, (), {}, output)
     assert observer.names == ["on_result"]
     assert not hasattr(output, DUE)
+
+
+class Output:
+    """A result of the host's that is made when somebody takes it."""
+
+    def get_output(self) -> str:
+        return "made"
+
+
+def test_a_result_is_given_whatever_fails_and_the_hook_ends_after_its_faults() -> None:
+    def fail() -> None:
+        raise IndexError("a rule of ours")
+
+    (seam,) = [seam for seam in seam_table(Told()) if seam.name == "runner_v2.output"]
+    hook = Hook(seam.name)
+    take = seam.wrap(Output.get_output, hook)
+    output, due = Output(), Told(settle=fail)
+    setattr(output, DUE, due)
+    assert [take(output) for _ in range(MAX_FAULTS + 5)] == ["made"] * (MAX_FAULTS + 5)
+    assert (hook.faults, hook.disabled, len(due.calls)) == (MAX_FAULTS, True, MAX_FAULTS)
+
+
+def test_a_finding_is_raised_in_place_of_the_result() -> None:
+    def fail() -> None:
+        raise ViolationError("found", reason="r", request=None, group=None, block=None, step=1)
+
+    (seam,) = [seam for seam in seam_table(Told()) if seam.name == "runner_v1.output"]
+    output = Output()
+    setattr(output, DUE, Told(settle=fail))
+    with pytest.raises(ViolationError):
+        seam.wrap(Output.get_output, Hook(seam.name))(output)
+
+
+def test_a_result_that_the_host_cannot_make_is_told_to_whoever_waits_for_it() -> None:
+    def broken(self: Output) -> str:
+        raise HostError("the device is gone")
+
+    (seam,) = [seam for seam in seam_table(Told()) if seam.name == "runner_v2.output"]
+    output, due = Output(), Told()
+    setattr(output, DUE, due)
+    with pytest.raises(HostError):
+        seam.wrap(broken, Hook(seam.name))(output)
+    assert due.calls == [("on_native_error", ("runner_v2.output", "HostError"))]
