@@ -283,24 +283,16 @@ def hand_on_plan(observer: Any, clone: Clone[Plan] | str | None) -> None:
         observer.on_plan_skipped(clone or TOO_LARGE)
 
 
-def hand_on_dummy(observer: Any, runner: Any, slots: dict[int, Any], num_tokens: int, *, is_capturing: bool) -> None:
-    """Hand on a clone of the slots of a dummy run, by group.
+def hand_on_dummy(observer: Any, runner: Any, slots: Sequence[Any], make: Callable[[list[Array]], DummyRun]) -> None:
+    """Hand on a clone of the slots of a run that serves no request.
 
     None is made while a host warms up: it may be capturing graphs, and meanwhile nobody may ask how far a copy is.
     """
-    ring = CAPTURING if is_capturing else ring_of(observer, runner)
+    ring = ring_of(observer, runner)
     if isinstance(ring, CloneRing) and not observer.has_begun:
         ring = WARM_UP
-    if isinstance(ring, str):
-        observer.on_dummy_skipped(ring)
-        return
-
-    def make(arrays: list[Array]) -> DummyRun:
-        of_groups = zip(slots, arrays, strict=True)
-        return DummyRun(slots={g: s.astype(np.int64, copy=False) for g, s in of_groups}, num_tokens=num_tokens)
-
-    clone = ring.clone(list(slots.values()), make)
-    if clone is None:
-        observer.on_dummy_skipped(TOO_LARGE)
-    else:
+    clone = ring if isinstance(ring, str) else ring.clone(slots, make)
+    if isinstance(clone, Clone):
         observer.on_dummy_clone(clone)
+    else:
+        observer.on_dummy_skipped(clone or TOO_LARGE)

@@ -2,19 +2,27 @@
 
 ``_get_slot_mappings`` is the last call before the attention metadata is built; ``_dummy_run`` calls it too, and only
 afterwards turns every slot off, so a dummy run is read when it has ended.
+
+A dummy run turns off what it hands on, padding included, and leaves the rest of the buffer as the last real step left
+it: every run fills what it hands on itself, so nothing replays that. What a run must not do is switch on more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..facts.plans import DummyRun, GroupPlan, Plan
-from .device import Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
+from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
+HANDED = "_kvscope_handed_slots"
+"""Attribute by which it carries how many slots it has handed on outside of a step, padding included."""
+BEFORE_DUMMY = "_kvscope_slots_before"
+"""Attribute by which it carries its slot buffers as they were before the dummy run that is under way."""
 
 
 class HostViews:
@@ -83,7 +91,10 @@ class HostViews:
 
 def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     by_group, _ = result
-    if by_group is None or observer.expects_no_plan:
+    if not by_group:
+        return
+    if observer.expects_no_plan:
+        setattr(runner, HANDED, next(iter(by_group.values())).shape[0])
         return
     num_tokens = kwargs["num_tokens_unpadded"]
     if observer.reads_host_tensors:
@@ -153,23 +164,44 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
     return ring.clone(sources, make)
 
 
+def before_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
+    setattr(runner, HANDED, 0)
+    if observer.reads_host_tensors and not kwargs.get("is_graph_capturing"):
+        setattr(runner, BEFORE_DUMMY, [buffer.numpy().copy() for buffer in _slot_buffers(runner)])
+
+
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if kwargs.get("is_graph_capturing"):
+        observer.on_dummy_skipped(CAPTURING)
+        return
+    buffers, handed = _slot_buffers(runner), getattr(runner, HANDED)
     num_tokens = args[0] if args else kwargs["num_tokens"]
     if observer.reads_host_tensors:
-        observer.on_dummy(read_dummy(runner, num_tokens))
-    else:
-        slots = dict(enumerate(_dummy_slots(runner, num_tokens)))
-        is_capturing = bool(kwargs.get("is_graph_capturing"))
-        hand_on_dummy(observer, runner, slots, num_tokens, is_capturing=is_capturing)
+        before = runner.__dict__.pop(BEFORE_DUMMY)
+        observer.on_dummy(read_dummy([buffer.numpy() for buffer in buffers], before, num_tokens, handed))
+        return
+
+    def make(arrays: list[Array]) -> DummyRun:
+        return read_dummy(arrays, arrays, num_tokens, handed)
+
+    # What was not handed on would have to be cloned before the run as well, so nothing is said about it.
+    hand_on_dummy(observer, runner, [buffer[: max(handed, num_tokens)] for buffer in buffers], make)
 
 
-def read_dummy(runner: Any, num_tokens: int) -> DummyRun:
-    """The slots that a dummy run has left in the buffers it handed to attention."""
-    mappings = enumerate(_dummy_slots(runner, num_tokens))
-    slots = {group_id: mapping.numpy().astype(np.int64, copy=False) for group_id, mapping in mappings}
-    return DummyRun(slots=slots, num_tokens=num_tokens)
+def _slot_buffers(runner: Any) -> list[Any]:
+    """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
+    tables = runner.input_batch.block_table
+    return [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
 
 
-def _dummy_slots(runner: Any, num_tokens: int) -> list[Any]:
-    groups = range(len(runner.kv_cache_config.kv_cache_groups))
-    return [runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens] for group_id in groups]
+def read_dummy(buffers: Sequence[Int64], before: Sequence[Int64], num_tokens: int, handed: int) -> DummyRun:
+    """What a dummy run has left in the slot buffers, of which it has handed on the first ``handed`` entries."""
+    persistent = {}
+    for group_id, (now, was) in enumerate(zip(buffers, before, strict=True)):
+        enabled = now != PAD_SLOT
+        enabled[:num_tokens] = False
+        enabled[handed:] &= now[handed:] != was[handed:]
+        indexes = np.flatnonzero(enabled)
+        persistent[group_id] = PersistentSlots(checked=now.size - num_tokens, indexes=indexes, slots=now[indexes])
+    slots = {group_id: buffer[:num_tokens].astype(np.int64, copy=False) for group_id, buffer in enumerate(buffers)}
+    return DummyRun(slots=slots, num_tokens=num_tokens, persistent=persistent)

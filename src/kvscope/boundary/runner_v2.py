@@ -1,7 +1,9 @@
 """Model Runner V2: final slots and tables. Source: ``vllm/v1/worker/gpu/model_runner.py`` (0.32).
 
 ``prepare_attn`` returns the very tensors that the metadata builders, graphs and kernels use; it is called for real
-batches only, ``prepare_dummy_attn`` for the others.
+batches only, ``prepare_dummy_attn`` for the others. Among the real ones are those of a warm-up, whose requests the
+worker makes up (``vllm/v1/worker/gpu/warmup.py``) before there are others. A capture takes its slots elsewhere
+(``prepare_inputs_to_capture``, ``cudagraph_utils.py``), and nothing of ours runs inside it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ..facts.plans import DummyRun, GroupPlan, Plan
-from .device import Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
+from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, PersistentSlots, Plan
+from .device import CAPTURING, WARM_UP, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     if observer.expects_no_plan:
+        if observer.is_warming_up:
+            _read_warm_up(observer, result[1])
         return
     block_tables, slot_mappings = result
     batch = args[0] if args else kwargs["input_batch"]
@@ -99,14 +103,38 @@ def clone_plan(ring: CloneRing, runner: Any, batch: Any, block_tables: Any, slot
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
+    # A context-parallel manager hands on a buffer of its own.
+    whole = runner.block_tables.slot_mappings if runner.pcp_manager is None else slot_mappings
+    num_tokens = slot_mappings.shape[1]
     if observer.reads_host_tensors:
-        observer.on_dummy(read_dummy(slot_mappings))
+        observer.on_dummy(read_dummy(whole.numpy(), num_tokens))
     else:
-        slots = dict(enumerate(slot_mappings))
-        hand_on_dummy(observer, runner, slots, slot_mappings.shape[1], is_capturing=False)
+        hand_on_dummy(observer, runner, [whole], lambda arrays: read_dummy(arrays[0], num_tokens))
 
 
-def read_dummy(slot_mappings: Any) -> DummyRun:
-    """The slots that a dummy run hands to attention."""
+def read_dummy(buffer: Array, num_tokens: int) -> DummyRun:
+    """The slots that a dummy run hands to attention, and what else the buffer holds that graphs read them from.
+
+    ``get_dummy_slot_mappings`` turns off the whole buffer ``int64 [groups, most tokens of a batch]``, since a kernel
+    may look beyond the tokens.
+    """
+    persistent = {}
+    for group_id, rest in enumerate(buffer[:, num_tokens:]):
+        enabled = np.flatnonzero(rest != PAD_SLOT)
+        persistent[group_id] = PersistentSlots(
+            checked=rest.size, indexes=enabled + num_tokens, slots=rest[enabled].astype(np.int64)
+        )
+    slots = dict(enumerate(buffer[:, :num_tokens].astype(np.int64, copy=False)))
+    return DummyRun(slots=slots, num_tokens=num_tokens, persistent=persistent)
+
+
+def _read_warm_up(observer: Any, slot_mappings: Any) -> None:
+    if not observer.reads_host_tensors:
+        observer.on_dummy_skipped(WARM_UP)
+        return
     slots = slot_mappings.numpy()
-    return DummyRun(slots=dict(enumerate(slots)), num_tokens=slots.shape[1])
+    observer.on_dummy(DummyRun(slots=dict(enumerate(slots)), num_tokens=slots.shape[1], warm_up=True))
+
+
+def after_capture(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    observer.on_dummy_skipped(CAPTURING)

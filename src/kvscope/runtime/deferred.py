@@ -84,7 +84,7 @@ class DeferredJudge:
     def __init__(self, judge: WorkerJudge, run: Run, *, returns_results: bool) -> None:
         self.judge = judge
         self.has_begun = False
-        self._has_work = False
+        self._has_work = self._in_step = False
         self._waiting: deque[_Call] = deque()
         self._number = 0
         self._playing = threading.Lock()
@@ -107,19 +107,24 @@ class DeferredJudge:
         """As of the step that is being launched, of which the judge may know nothing yet."""
         return not self._has_work
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether slots made now are those of requests that the worker has made up, before the first step."""
+        return not (self._in_step or self.has_begun)
+
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
-        self.has_begun, self._has_work = True, not declaration.is_empty
+        self.has_begun, self._in_step, self._has_work = True, True, not declaration.is_empty
         kept = received if received is declaration.requests else received.copy()
         self._tell(self.judge.on_input, declaration, kept)
         self._hold_bounds()
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
-        self._has_work = False
+        self._in_step, self._has_work = True, False
         self._tell(self.judge.on_input_without_declaration, received.copy())
         self._hold_bounds()
 
     def on_input_unobserved(self, received: StepRequests) -> None:
-        self._has_work = False
+        self._in_step, self._has_work = True, False
         self._tell(self.judge.on_input_unobserved, received.copy())
         self._hold_bounds()
 
@@ -134,7 +139,7 @@ class DeferredJudge:
         self._tell(self.judge.on_plan_skipped, cause)
 
     def on_launched(self) -> None:
-        self._has_work = False
+        self._in_step = self._has_work = False
         self._tell(self.judge.on_launched)
 
     def on_dummy(self, run: DummyRun) -> None:
@@ -150,7 +155,7 @@ class DeferredJudge:
         self._tell(self.judge.on_result, result)
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
-        self._has_work = False
+        self._in_step = self._has_work = False
         self._tell(self.judge.on_native_error, boundary, error_type)
 
     def on_late_error(self, boundary: str, error_type: str) -> None:

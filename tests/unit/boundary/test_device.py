@@ -189,9 +189,11 @@ def test_nothing_is_launched_into_a_graph() -> None:
     runner.launch(observer)
     runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
     runner.input_batch.block_table = runner.input_batch.block_table.block_tables
-    runner_v1.after_dummy_run(observer, runner, (2,), {}, None)
-    runner.device.capturing = False
-    runner_v1.after_dummy_run(observer, runner, (2,), {"is_graph_capturing": True}, None)
+    for capturing in (True, False):
+        runner.device.capturing = capturing
+        asked_for = {} if capturing else {"is_graph_capturing": True}
+        runner_v1.before_dummy_run(observer, runner, (2,), asked_for)
+        runner_v1.after_dummy_run(observer, runner, (2,), asked_for, None)
     assert observer.calls == [
         ("on_plan_skipped", ("graph_capture",)),
         ("on_dummy_skipped", ("graph_capture",)),
@@ -213,6 +215,25 @@ def test_a_dummy_run_is_cloned_once_steps_have_begun() -> None:
     run = clone.read()
     assert run.num_tokens == 4
     assert {group: slots.tolist() for group, slots in run.slots.items()} == dict(enumerate(SLOTS.tolist()))
+
+
+def test_a_dummy_run_of_the_first_runner_is_cloned_as_far_as_it_was_handed_on() -> None:
+    """What lies behind it may be left over from a real step, and is not looked at."""
+    observer = Told(expects_no_plan=True, reads_host_tensors=False, has_begun=True)
+    runner = DeviceV1(d.HostDevice())
+    runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
+    slots = runner.slots
+    runner.input_batch.block_table = runner.input_batch.block_table.block_tables
+    runner_v1.before_dummy_run(observer, runner, (2,), {})
+    runner_v1.after_slot_mappings(observer, runner, (), {}, ({0: slots[:4]}, None))
+    slots[:4] = torch.tensor([-1, -1, -1, 90])
+    runner_v1.after_dummy_run(observer, runner, (2,), {}, None)
+    ((name, (clone,)),) = observer.calls
+    assert name == "on_dummy_clone"
+    run = clone.read()
+    assert (run.num_tokens, run.slots[0].tolist()) == (2, [-1, -1])
+    rest = run.persistent[0]
+    assert (rest.checked, rest.indexes.tolist(), rest.slots.tolist()) == (2, [3], [90])
 
 
 def test_the_memory_is_what_is_announced() -> None:

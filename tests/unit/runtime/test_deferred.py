@@ -98,6 +98,11 @@ def wrong_slot(plan: Plan) -> None:
     plan.groups[0].slots[0] += 1
 
 
+def no_positions(plan: Plan) -> None:
+    """What no host can hand over, and no rule is made for."""
+    plan.positions = None  # type: ignore[assignment]  # that is the fault
+
+
 # When a plan is judged ------------------------------------------------------------------------------------------------
 
 
@@ -263,9 +268,9 @@ def test_an_access_outside_the_cache_is_found_after_it_was_launched(tmp_path: Pa
 def test_a_fault_of_a_rule_is_raised_once_where_the_hook_counts_it_and_the_rest_is_judged(tmp_path: Path) -> None:
     later = Later(tmp_path)
     later.warm()
-    broken = later.decode(40, lambda plan: plan.groups.clear())
+    broken = later.decode(40, no_positions)
     due = later.decode(41)
-    with pytest.raises(IndexError):
+    with pytest.raises(AttributeError):
         broken.settle()
     due.settle()
     assert accounted(later.live) == {"no_plan": 2}
@@ -420,9 +425,9 @@ def test_a_rank_whose_results_nobody_takes_is_judged_by_a_thread_of_its_own(tmp_
 def test_a_fault_in_that_thread_is_raised_where_a_hook_counts_it(tmp_path: Path) -> None:
     later = Later(tmp_path, returns_results=False)
     later.warm()
-    later.decode(40, lambda plan: plan.groups.clear())
+    later.decode(40, no_positions)
     until(lambda: later.worker._fault is not None)
-    with pytest.raises(IndexError):
+    with pytest.raises(AttributeError):
         later.decode(41)
     later.worker.on_shutdown()
 
