@@ -70,8 +70,9 @@ class NoHooks:
     def seams_absent(self) -> dict[str, str]:
         return {}
 
-    def allocator_faults(self) -> int:
-        return 0
+    @property
+    def allocator_faults(self) -> list[int]:
+        return [0]
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return {}
