@@ -54,6 +54,8 @@ class HookBook(Protocol):
 
     def allocator_faults(self) -> int: ...
 
+    def connector_faults(self) -> int: ...
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
@@ -94,6 +96,11 @@ class Run:
     def allocator_faults(self) -> int:
         """Faults of the hooks of the block pool in this process."""
         return self._hooks.allocator_faults()
+
+    @property
+    def connector_faults(self) -> int:
+        """Faults of the hooks of what is planned with a connector, in this process."""
+        return self._hooks.connector_faults()
 
     @property
     def process(self) -> str:

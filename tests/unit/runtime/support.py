@@ -35,6 +35,9 @@ class Hooks:
     def allocator_faults(self) -> int:
         return 0
 
+    def connector_faults(self) -> int:
+        return 0
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return dict(self.numbers)
 
