@@ -107,7 +107,8 @@ def _followed(books: Books) -> Generator[tuple[Any, Any], None, None]:
     """Running requests whose first block is theirs alone and cached, and a waiting one that will find it."""
     for request in books.scheduler.running:
         table = books.table(request)
-        if not table or not books.alone(table[0]) or table[0].block_hash is None:
+        # What the step itself computes is nothing that was loaded.
+        if not request.num_output_tokens or not books.alone(table[0]) or table[0].block_hash is None:
             continue
         for twin in books.scheduler.waiting:
             if twin.status.name == "WAITING" and twin.block_hashes[:1] == request.block_hashes[:1]:
