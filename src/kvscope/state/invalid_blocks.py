@@ -33,18 +33,16 @@ class Reused(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class InvalidBlocks:
     """``blocks`` maps each to the generation in which it was reported, the step, and the tokens that were declared
-    written since, from its first one on. ``reused`` is about the declaration that was advanced to last: each request
-    that relies on a block is said once.
+    written since, from its first one on; ``any`` says at the lowest price whether there is one. ``reused`` is about the
+    declaration that was advanced to last: each request that relies on a block is said once.
     """
 
     def __init__(self, ledger: BlockLedger) -> None:
+        self.any = False
         self.blocks: dict[int, tuple[int, int, int]] = {}
         self.reused: list[Reused] = []
         self._ledger = ledger
         self._said: set[tuple[int, str | None]] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self.blocks or self.reused)
 
     def report(self, block_ids: Sequence[int], step: int) -> None:
         """The result of step ``step`` says that these blocks could not be loaded."""
@@ -53,6 +51,7 @@ class InvalidBlocks:
                 self.blocks[block] = (generation, step, 0)
         while len(self.blocks) > MOST_BLOCKS:
             self._forget(next(iter(self.blocks)))
+        self.any = bool(self.blocks)
 
     def advance(
         self,
@@ -68,6 +67,7 @@ class InvalidBlocks:
         """
         self.reused = []
         self._forget_handed_out()
+        self.any = bool(self.blocks)
         if not self.blocks:
             return
         relying: list[Reused] = []

@@ -110,7 +110,7 @@ class Legality:
         if self.unwritten or self.gaps or self.shared or self.exceeded:
             self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
         requests = declaration.requests
-        if self.invalid:
+        if self.invalid.any:
             self.invalid.advance(requests, self.interval, self._bindings, self._groups)
         if requests.scheduled:
             self.step = declaration.step
@@ -123,7 +123,7 @@ class Legality:
         ):
             if self._progress.filled:
                 self._declare_filled(declaration.step)
-            return bool(taken or self.stale or self.exceeded or self.aborted or self.invalid)
+            return bool(taken or self.stale or self.exceeded or self.aborted or self.invalid.any)
         self._advance(declaration)
         return True
 
