@@ -14,7 +14,7 @@ from .lifetime import LIFETIME_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
-from .row import ROW_RULES
+from .row import GROUP_RULES, ROW_RULES
 from .rule import Rule
 from .write import WRITE_RULES
 
@@ -30,6 +30,7 @@ RULES: dict[str, Rule] = {
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,
