@@ -218,7 +218,7 @@ class Replay:
         self._judge_pool_at(engine, declaration, record.mono_ns)
         findings = [
             finding
-            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
+            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
             if finding.request_id not in engine.bindings.partial
         ]
         self._found(engine, None, findings)

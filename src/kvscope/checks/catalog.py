@@ -11,6 +11,7 @@ from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES
+from .lists import LIST_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
+        LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,

@@ -26,6 +26,7 @@ from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES, LifetimeView
+from .lists import LIST_RULES, lists_agree
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
@@ -43,9 +44,15 @@ _FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position", "genera
 """What the finding that is reported takes over from the others of the same access, where it does not say itself."""
 
 
-def judge_bind(declaration: Declaration, bindings: Bindings, parts: Parts) -> list[Finding]:
-    """Judge a declaration that ``bindings`` have already taken over."""
-    return _merged(_fired(BIND_RULES, BindView(declaration=declaration, bindings=bindings), parts))
+def judge_bind(
+    declaration: Declaration, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+) -> list[Finding]:
+    """Judge a declaration that ``bindings``, and ``ledger`` if the pool is followed, have already taken over."""
+    view = BindView(declaration=declaration, bindings=bindings, ledger=ledger)
+    findings = _merged(_fired(BIND_RULES, view, parts))
+    if not lists_agree(declaration, bindings, ledger):
+        findings += _by_block(_fired(LIST_RULES, view, parts))
+    return findings
 
 
 def judge_handover(declaration: Declaration, received: StepRequests, parts: Parts) -> list[Finding]:

@@ -198,7 +198,8 @@ class TraceBuilder:
         if self.observed is not None:
             now_ns = self.engine.clock(declaration.step)
             self._violations(self.engine, self.observed.declare(declaration, now_ns))
-        self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
+        ledger = self.observed.scheduler.ledger if self.observed is not None else None
+        self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts, ledger))
         for rank, stream in enumerate(self.workers):
             self._run_worker(rank, stream, declaration, damage_received, damage_plan)
         if declaration.is_empty:

@@ -88,6 +88,8 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "bind_null_block_declared": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 0)),
     "bind_duplicate_block": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 1)),
     "bind_block_shortfall": declared(lambda d: d.requests.new_blocks[0][0].pop() and None),
+    "bind_copy_conflict": declared(lambda d: setattr(d, "copies", [(1, 4), (2, 4)])),
+    "bind_zero_conflict": declared(lambda d: setattr(d, "zero_blocks", [1, 0])),
     "handover_request_mismatch": received(lambda r: r.scheduled.__setitem__("r1", 39)),
     "handover_delta_mismatch": received(lambda r: r.new_blocks[0][0].__setitem__(0, 9)),
     "write_position_mismatch": plan(lambda p: p.positions.__setitem__(0, 7)),

@@ -11,6 +11,7 @@ import unit.checks.connector_cases
 import unit.checks.content_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
+import unit.checks.list_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -26,6 +27,7 @@ from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
+from kvscope.checks.lists import LIST_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -103,6 +105,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
+        LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
