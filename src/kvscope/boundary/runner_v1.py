@@ -89,10 +89,10 @@ class HostViews:
 
 def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     by_group, _ = result
-    if not by_group:
+    if by_group is None:
         return
     if observer.expects_no_plan:
-        setattr(runner, HANDED, next(iter(by_group.values())).shape[0])
+        setattr(runner, HANDED, max((slots.shape[0] for slots in by_group.values()), default=0))
         return
     if not observer.reads_host_tensors:
         observer.on_plan_skipped("device_tensors")

@@ -69,6 +69,12 @@ _ALL = [
         allowed_also=frozenset({"write_length_mismatch"}),
     ),
     Fault(
+        name="group_missing",
+        summary="The last group of the cache is left out of what is handed to attention.",
+        expected="write_group_missing",
+        crashes=True,
+    ),
+    Fault(
         name="two_slots_equal",
         summary="Two neighbouring tokens of one prompt chunk get the same slot: the second that of the first.",
         expected="write_slot_collision",
