@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvscope.checks.catalog import RULES
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, arm, occasion, workload
+from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.live import LiveTrace, findings_in
 
@@ -30,7 +31,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "quiet" in metafunc.fixturenames:
         metafunc.parametrize("quiet", [name for name in names if name in QUIET])
     if "fault" in metafunc.fixturenames:
-        metafunc.parametrize("fault", names)
+        first = {_way_to_stop(FAULTS[name]): name for name in reversed(names)}
+        metafunc.parametrize(
+            "fault", [name if name in first.values() else pytest.param(name, marks=pytest.mark.long) for name in names]
+        )
+
+
+def _way_to_stop(fault: Fault) -> tuple[object, ...]:
+    """What `raise` may depend on: where the finding is made, by which check, and whether a launch must be refused.
+
+    An engine that was stopped cannot go on, so each fault needs one of its own; the first of each way is tried always,
+    the others with `--long`.
+    """
+    return fault.point, RULES[fault.expected].check, fault.crashes
 
 
 @pytest.fixture(scope="module")

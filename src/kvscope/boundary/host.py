@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
@@ -52,7 +53,8 @@ class EngineObserver(Observer, Protocol):
 
     def on_updated(self) -> None: ...
 
-    def on_outputs(self, outputs: object) -> None: ...
+    @property
+    def answers(self) -> Callable[[object], None] | None: ...
 
     def on_reset(self) -> None: ...
 
