@@ -26,9 +26,11 @@ import msgspec
 
 from kvscope.boundary import runner_v1
 from kvscope.boundary.device import CLONES, Accelerator, CloneRing, Device, HostDevice, clone_bytes_of
+from kvscope.boundary.ledger import Ledger
 from kvscope.config import parse
 from kvscope.facts.requests import Declaration, StepRequests, StepResult
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
+from kvscope.plugin import LedgerBook
 from kvscope.runtime.deferred import DeferredJudge, Due
 from kvscope.runtime.engine import EngineJudge
 from kvscope.runtime.run import Run
@@ -59,23 +61,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     busy_steps: int = 0
     total_s: float = 0.0
     checksum: float = 0.0
-
-
-class NoHooks:
-    """There is no host whose functions would be wrapped."""
-
-    def seams_installed(self) -> list[str]:
-        return []
-
-    def seams_absent(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def allocator_faults(self) -> list[int]:
-        return [0]
-
-    def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
-        return {}
 
 
 class Runner:
@@ -166,7 +151,7 @@ class Engine:
         config = parse({"kv_trace": part, "kv_output": {"dir": str(folder), "log": "off"}}, {})
         group = Group(group_id=0, kind=FULL_ATTENTION, block_size=BLOCK_SIZE, kernel_block_size=None, layers=1)
         topology = Topology(num_blocks=runner.num_blocks, null_block_id=0, groups=(group,))
-        self.run = Run("device-audit", config, NoHooks(), (None, None))
+        self.run = Run("device-audit", config, LedgerBook(Ledger()), (None, None))
         self.run.roles.update(("engine", "worker"))
         self.run.topology, self.run.ranks = topology, Ranks(dp=0, tp=0, pp=0, world=0)
         self.ring = CloneRing(device, clone_bytes_of(runner_v1.whole_plan(runner)))
