@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from kvscope.analysis.connector import CONNECTOR_KINDS
 from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
 from kvscope.analysis.pool import pool_operation
@@ -61,6 +62,7 @@ LATE = "written after a later step"
 PARTIAL = "table not known from its start"
 NO_TABLE = "table neither recorded nor as declared"
 NOT_IN_BATCH = "not in the batch"
+GROUP_MISSING = "its group has no plan"
 
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
@@ -143,6 +145,8 @@ class Replay:
                 self._declare(engine, entry.log, record)
             elif (operation := pool_operation(record)) is not None:
                 self._operation(engine, record, operation)
+            elif isinstance(record, BoundaryRecord) and record.kind in CONNECTOR_KINDS:
+                self._connector(engine, entry.log, record)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
                 engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
         rank = engine.ranks.get(entry.log.name)
@@ -165,6 +169,15 @@ class Replay:
                 self._plan(engine, rank, write, record)
             else:
                 self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+
+    def _connector(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
+        def declared(step: int) -> Declaration | None:
+            known = engine.declared.get(step)
+            return None if known is None else known[0]
+
+        legality = engine.pool.legality
+        invalid = None if legality is None else legality.invalid
+        self._found(engine, None, engine.connector.take(record, log, declared, invalid, engine.setup.parts))
 
     def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
         """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""
@@ -205,7 +218,7 @@ class Replay:
         self._judge_pool_at(engine, declaration, record.mono_ns)
         findings = [
             finding
-            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
+            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
             if finding.request_id not in engine.bindings.partial
         ]
         self._found(engine, None, findings)
@@ -274,13 +287,14 @@ class Replay:
         findings = judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
-            found = judge_plan(view, [view.group(rank.batches[i]) for i in indexes], engine.setup.parts)
+            found = judge_plan(view, view.groups(rank.batches[i] for i in indexes), engine.setup.parts)
             for finding in found:
                 _renumber(finding, rebuilt)
             findings += found
         unknown, kept, in_rows = int(rebuilt.unknown.sum()), int(keep.sum()), int(in_batch.sum())
         self.coverage.audited += (kept - unknown) * len(indexes)
         self._skip(unknown * len(indexes), NO_TABLE)
+        self._skip(kept * (len(engine.judged) - len(indexes)), GROUP_MISSING)
         self._skip((in_rows - kept + len(left_out)) * len(indexes), PARTIAL)
         self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
         self._found(engine, rank, findings)

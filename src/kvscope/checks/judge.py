@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.plans import DummyRun, Plan
+from ..facts.connector import TakenUp
+from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
+from ..state.transfers import Completion, FailedLoad
 from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
 from .content import CONTENT_RULES, ContentView, content_agrees
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
@@ -23,12 +26,13 @@ from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES, LifetimeView
+from .lists import LIST_RULES, lists_agree
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
-from .row import ROW_RULES
-from .rule import Part, RuleFunction, Subject
+from .row import GROUP_RULES, ROW_RULES
+from .rule import Part, RuleFunction, Subject, is_read
 from .settled import differences_after, settled_agrees
 from .write import WRITE_RULES
 
@@ -40,9 +44,15 @@ _FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position", "genera
 """What the finding that is reported takes over from the others of the same access, where it does not say itself."""
 
 
-def judge_bind(declaration: Declaration, bindings: Bindings, parts: Parts) -> list[Finding]:
-    """Judge a declaration that ``bindings`` have already taken over."""
-    return _merged(_fired(BIND_RULES, BindView(declaration=declaration, bindings=bindings), parts))
+def judge_bind(
+    declaration: Declaration, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+) -> list[Finding]:
+    """Judge a declaration that ``bindings``, and ``ledger`` if the pool is followed, have already taken over."""
+    view = BindView(declaration=declaration, bindings=bindings, ledger=ledger)
+    findings = _merged(_fired(BIND_RULES, view, parts))
+    if not lists_agree(declaration, bindings, ledger):
+        findings += _by_block(_fired(LIST_RULES, view, parts))
+    return findings
 
 
 def judge_handover(declaration: Declaration, received: StepRequests, parts: Parts) -> list[Finding]:
@@ -65,7 +75,8 @@ def judge_dummy(
     run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
-    if all(bool((slots == -1).all()) for slots in run.slots.values()):
+    is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
+    if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
     view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
     return _merged(_fired(DUMMY_RULES, view, parts))
@@ -91,6 +102,8 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
     """
     fired: list[Finding] = []
     is_doubtful = step.legality is not None and step.legality.doubtful
+    if len(groups) < step.bindings.num_judged:
+        fired += _fired(GROUP_RULES, step, parts)
     if not (step.positions_agree and step.lengths_agree):
         fired += _fired(ROW_RULES, step, parts)
     for group in groups:
@@ -156,8 +169,8 @@ def judge_content(declaration: Declaration, legality: Legality, parts: Parts) ->
     """
     findings: list[Finding] = []
     view = ContentView(declaration=declaration, legality=legality)
-    if not content_agrees(view):
-        findings += _by_block(_fired(CONTENT_RULES, view, parts))
+    if legality.invalid.reused or not content_agrees(view):
+        findings += _by_block(_fired((*INVALID_RULES, *CONTENT_RULES), view, parts))
     if legality.hits.unowned:
         findings += judge_audit(list(aliases(legality)), declaration.step, declaration.trace_id, legality.ledger, parts)
     ended = legality.unreleased()
@@ -179,6 +192,25 @@ def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedg
     return _merged(_fired(LIFETIME_RULES, view, parts))
 
 
+def judge_completions(
+    completions: Sequence[Completion], step: int, trace_id: str, parts: Parts, *, is_partial: bool
+) -> list[Finding]:
+    """Judge the transfers that the result of a step says to be finished (:meth:`Transfers.complete`)."""
+    if all(c.planned_step is not None and c.is_known for c in completions):
+        return []
+    view = ConnectorView(step=step, trace_id=trace_id, completions=completions, is_partial=is_partial)
+    return _fired(COMPLETION_RULES, view, parts)
+
+
+def judge_failed_loads(
+    failed: Sequence[FailedLoad], taken_up: Sequence[TakenUp], step: int, trace_id: str, parts: Parts
+) -> list[Finding]:
+    """Judge what has become of the loads that the result of a step said to have failed (:meth:`Transfers.failed`)."""
+    known = {request.request_id: request for request in taken_up}
+    view = ConnectorView(step=step, trace_id=trace_id, failed=failed, taken_up=known)
+    return _fired(FAILED_LOAD_RULES, view, parts)
+
+
 def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Parts) -> list[Finding]:
     findings: list[Finding] = []
     for function in rules:
@@ -192,7 +224,7 @@ def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Part
 
 def _side(finding: Finding) -> str:
     """What the access is: reading and writing of one row are two accesses."""
-    return "read" if finding.reason.startswith("read_") else "write"
+    return "read" if is_read(finding.reason) else "write"
 
 
 def _access_of(findings: list[Finding]) -> Callable[[Finding], Key]:

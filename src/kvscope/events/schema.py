@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from kvscope.events.connector_schema import ReceiveInfo, TakenUpInfo
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
@@ -153,6 +154,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
       bound of the computed tokens, so that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
+    ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
     """
 
     requests: list[RequestId]
@@ -175,6 +177,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
     is_dummy: bool | UnsetType = UNSET
     exact: bool | UnsetType = UNSET
+    first_offset: int | UnsetType = UNSET
 
 
 class TableRow(msgspec.Struct, kw_only=True):
@@ -211,11 +214,20 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
 
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
-    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
+    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request, and how many
+      ``persistent_slots[group]`` behind them were looked at. Where any of these is on, ``persistent_indexes[group]``
+      are their places in the buffer and ``persistent_enabled[group]`` their slots. ``warm_up``, absent for no: the
+      worker made up requests, whose tokens are stored;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet);
-    - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
-      table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
+    - ``connector_plan``: ``receives`` is what the step has the connector load, ``sends`` which finished requests it
+      keeps the blocks of until they are sent;
+    - ``connector_result`` is one of three. What the workers said with a result: ``finished_sending``,
+      ``finished_recving``, ``failed_recving``, ``invalid_blocks`` that could not be loaded, and ``unknown_requests``,
+      those of the finished that the scheduler does not have. What has become of the requests whose loads failed, when
+      that had taken effect: ``taken_up``. Or a load into blocks of ``request_id``, outside of any step, has ended:
+      ``block_ids`` (of its table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in
+      the allocator's events.
     """
 
     kind: str
@@ -230,6 +242,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     num_tokens: int | UnsetType = UNSET
     groups: list[int] | UnsetType = UNSET
     dummy_slots: list[Runs] | UnsetType = UNSET
+    persistent_slots: list[Count] | UnsetType = UNSET
+    persistent_indexes: list[Runs] | UnsetType = UNSET
+    persistent_enabled: list[Runs] | UnsetType = UNSET
+    warm_up: bool | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET
@@ -237,6 +253,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     filled: Runs | UnsetType = UNSET
     cause: str | UnsetType = UNSET
     pool: int | UnsetType = UNSET
+    receives: list[ReceiveInfo] | UnsetType = UNSET
+    sends: list[RequestId] | UnsetType = UNSET
+    finished_sending: list[RequestId] | UnsetType = UNSET
+    finished_recving: list[RequestId] | UnsetType = UNSET
+    failed_recving: list[RequestId] | UnsetType = UNSET
+    invalid_blocks: Runs | UnsetType = UNSET
+    unknown_requests: list[RequestId] | UnsetType = UNSET
+    taken_up: list[TakenUpInfo] | UnsetType = UNSET
 
 
 # Errors, coverage -----------------------------------------------------------------------------------------------------

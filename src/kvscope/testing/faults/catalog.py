@@ -1,6 +1,7 @@
 """What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
+from kvscope.testing.faults.connector_catalog import CONNECTOR_FAULTS
 from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
@@ -48,6 +49,29 @@ _ALL = [
         summary="The slot of one decoded token lies far behind the last block of the pool.",
         expected="write_outside_cache",
         allowed_also=_WRONG_WRITE,
+        crashes=True,
+    ),
+    Fault(
+        name="slot_switched_off",
+        summary="The slot of one decoded token is -1, so that the token is left out of the cache.",
+        expected="write_slot_negative",
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="slots_cut",
+        summary="The slot mapping ends before the batch's last row, whose decoded token has no slot.",
+        expected="write_slot_count_mismatch",
+    ),
+    Fault(
+        name="offset_short",
+        summary="The last row's query offset ends a token early, so that its decoded token belongs to no row.",
+        expected="write_query_offsets_invalid",
+        allowed_also=frozenset({"write_length_mismatch"}),
+    ),
+    Fault(
+        name="group_missing",
+        summary="The last group of the cache is left out of what is handed to attention.",
+        expected="write_group_missing",
         crashes=True,
     ),
     Fault(
@@ -103,6 +127,18 @@ _ALL = [
         name="table_ids_swapped",
         summary="The last two visible entries of one row's table have changed places.",
         expected="read_target_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_ids_rotated",
+        summary="All visible entries of one row's table have moved on by one place, the last one to the front.",
+        expected="logical_order_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_block_twice",
+        summary="The last visible entry of one row's table is the block before it once more.",
+        expected="read_duplicate_block",
         allowed_also=_WRONG_READ,
     ),
     Fault(
@@ -203,6 +239,13 @@ _ALL = [
         allowed_also=frozenset({"dummy_persistent_slot_enabled", "dummy_table_live"}),
     ),
     Fault(
+        name="dummy_persistent_slot",
+        summary="After a run without work the last entry of the slot buffer is that of a live request's last block.",
+        expected="dummy_persistent_slot_enabled",
+        point="dummy",
+        traffic="dummies",
+    ),
+    Fault(
         name="dummy_writes_loaded_prefix",
         summary="A run without work writes its token to the last slot of a live request's first block, which is full.",
         expected="dummy_table_live",
@@ -211,6 +254,7 @@ _ALL = [
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
     ),
     *ALLOCATOR_FAULTS,
+    *CONNECTOR_FAULTS,
 ]
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
