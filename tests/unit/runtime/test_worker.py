@@ -415,7 +415,7 @@ def test_under_log_it_is_recorded_and_launched_unchanged(tmp_path: Path) -> None
     before = copied(plan)
     live.worker.on_plan(plan)
     assert same(plan, before)
-    (path,) = live.run.stream.folder.glob("engine-*.jsonl")
+    (path,) = live.run.stream.folder.glob("all-*.jsonl")
     assert b"write_outside_cache" in path.read_bytes()  # on disk before the launch
     live.run.close()
 
