@@ -287,6 +287,7 @@ class Run:
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
             hook_time_ns={name: values[2] for name, values in spent.items()},
             findings=self._finding_counts(),
+            tail_entries=coverage.tail_entries or None,
         )
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
