@@ -85,6 +85,7 @@ def test_a_dummy_run_on_a_device_is_left_alone_and_counted() -> None:
     observer = told()
     runner_v2.after_prepare_dummy_attn(observer, RUNNER, (), {}, (TABLES, SLOTS.to("meta")))
     runner_v2.after_capture(observer, RUNNER, (), {}, 0)
+    runner_v2.after_capture(observer, RUNNER, (), {}, 4096)
     assert observer.calls == [("on_dummy_skipped", ("device_tensors",)), ("on_dummy_skipped", ("graph_capture",))]
 
 
