@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.context_parallel import LocalLengths
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
 
@@ -51,6 +52,7 @@ class WorkerObserver(Observer, Protocol):
     """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
 
     reads_host_tensors: bool
+    reads_local_lengths: bool
 
     @property
     def expects_no_plan(self) -> bool: ...
@@ -62,6 +64,8 @@ class WorkerObserver(Observer, Protocol):
     def on_input_unobserved(self, received: StepRequests) -> None: ...
 
     def on_plan(self, plan: Plan) -> None: ...
+
+    def on_local_lengths(self, lengths: LocalLengths) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
 

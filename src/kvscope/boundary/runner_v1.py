@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..facts.plans import DummyRun, GroupPlan, Plan
+from .context_parallel import context_of_v1
+from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -31,15 +31,18 @@ class HostViews:
         self.positions = runner.positions.numpy()
         self.seq_lens = runner.seq_lens.numpy()
         self.exact = not runner.use_async_spec_decode
+        self.context = context_of_v1(runner)
         self.tables = [
             (
                 table.block_table.gpu.numpy(),
                 table.num_blocks_per_row,
                 table.slot_mapping.gpu.data_ptr(),
                 table.slot_mapping.gpu.numpy(),
+                table.block_size,
             )
             for table in runner.input_batch.block_table.block_tables
         ]
+        self._are_views = all(is_direct(table[3]) for table in self.tables)
         self._sizes: list[int] = []
         self._plan: Plan
 
@@ -57,7 +60,7 @@ class HostViews:
         sizes = [len(request_ids), num_tokens]
         for group_id, slots in slots_by_group.items():
             sizes += (group_id, slots.data_ptr(), slots.shape[0])
-        if sizes != self._sizes:
+        if sizes != self._sizes or not self._are_views:
             self._sizes, self._plan = sizes, self._lay_out(len(request_ids), slots_by_group, num_tokens)
         self._plan.request_ids = request_ids
         return self._plan
@@ -65,10 +68,18 @@ class HostViews:
     def _lay_out(self, rows: int, slots_by_group: Any, num_tokens: int) -> Plan:
         groups = []
         for group_id, slots in slots_by_group.items():
-            table, counts, address, buffer = self.tables[group_id]
+            table, counts, address, buffer, block_size = self.tables[group_id]
             # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
             handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
-            groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
+            groups.append(
+                GroupPlan(
+                    group_id=group_id,
+                    tables=table[:rows],
+                    table_blocks=counts[:rows],
+                    slots=as_slots(handed, block_size),
+                    host_slots=None if self._are_views else handed,
+                )
+            )
         return Plan(
             request_ids=[],
             query_start=self.query_start_buffer.np[: rows + 1],
@@ -77,6 +88,7 @@ class HostViews:
             num_tokens=num_tokens,
             groups=groups,
             exact=self.exact,
+            context=self.context,
         )
 
 
@@ -98,6 +110,8 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
+    if views.context is not None:
+        plan.context = context_of_v1(runner)
     return plan
 
 
@@ -112,5 +126,5 @@ def read_dummy(runner: Any, num_tokens: int) -> DummyRun:
     for group_id in range(len(runner.kv_cache_config.kv_cache_groups)):
         mapping = runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens]
         if mapping.device.type == "cpu":
-            slots[group_id] = mapping.numpy().astype(np.int64, copy=False)
+            slots[group_id] = as_slots(mapping.numpy(), runner.input_batch.block_table[group_id].block_size)
     return DummyRun(slots=slots, num_tokens=num_tokens)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..facts.plans import DummyRun, GroupPlan, Plan
+from ..facts.plans import DummyRun, GroupPlan, Int64, Plan
+from .context_parallel import context_of_v2, read_partitioned_plan
+from .slots import as_slots
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -24,15 +26,23 @@ def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, resul
 
 def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Plan:
     """The plan as views of the runner's own buffers (whole ones first: slicing an array costs less than a tensor)."""
+    context, exact = context_of_v2(runner), not _estimates(runner)
+    if context is not None and context.pcp_size > 1:
+        plan = read_partitioned_plan(runner, context, batch, block_tables, slot_mappings)
+        plan.exact = exact
+        return plan
     rows = batch.num_reqs
     lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
-    slots = slot_mappings.numpy()
+    mappings = slot_mappings.numpy()
+    is_direct = mappings.ndim == 2 and mappings.itemsize == 8
+    slots = mappings if is_direct else _converted(runner, mappings)
     groups = [
         GroupPlan(
             group_id=group_id,
             tables=table.numpy()[:rows],
             table_blocks=lengths[group_id],
             slots=slots[group_id],
+            host_slots=None if is_direct else mappings[group_id],
         )
         for group_id, table in enumerate(block_tables)
     ]
@@ -43,17 +53,28 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         seq_lens=batch.seq_lens.numpy()[:rows],
         num_tokens=batch.num_tokens,
         groups=groups,
-        exact=not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling),
+        exact=exact,
+        context=context,
     )
+
+
+def _estimates(runner: Any) -> bool:
+    """Whether the runner itself only has an upper bound of the computed tokens."""
+    return bool(runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
+
+
+def _converted(runner: Any, mappings: Any) -> list[Int64]:
+    """Slots of a host that has them in another shape than vLLM, by group."""
+    return [as_slots(of, size) for of, size in zip(mappings, runner.block_tables.block_sizes, strict=True)]
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
     if slot_mappings.device.type == "cpu":
-        observer.on_dummy(read_dummy(slot_mappings))
+        observer.on_dummy(read_dummy(runner, slot_mappings))
 
 
-def read_dummy(slot_mappings: Any) -> DummyRun:
+def read_dummy(runner: Any, slot_mappings: Any) -> DummyRun:
     """The slots that a dummy run hands to attention."""
     slots = slot_mappings.numpy()
-    return DummyRun(slots=dict(enumerate(slots)), num_tokens=slots.shape[1])
+    return DummyRun(slots=dict(enumerate(_converted(runner, slots))), num_tokens=slots.shape[1])

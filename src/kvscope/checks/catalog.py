@@ -5,6 +5,7 @@ from __future__ import annotations
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
 from .content import CONTENT_RULES
+from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
@@ -26,12 +27,15 @@ RULES: dict[str, Rule] = {
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        COORDINATE_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        CONTEXT_RULES,
+        LENGTH_RULES,
         DUMMY_RULES,
     )
     for function in family

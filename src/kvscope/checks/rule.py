@@ -81,6 +81,7 @@ HOST_ONLY = "what the device really accessed; kvscope sees the host's plan"
 OUTSIDE, NULL, RELEASED, FOREIGN_ROW, FOREIGN, COLLISION, POSITION, TARGET, LENGTH, SHORT, OTHER = range(10, 120, 10)
 RESERVED = RELEASED + 1
 FOREIGN_OWNER, SHARED, UNDECLARED = FOREIGN + 1, FOREIGN + 2, FOREIGN + 3
+CP_OWNER, CP_ORDER = TARGET - 2, TARGET - 1
 UNWRITTEN = SHORT + 5
 """Order of precedence where several reasons fit one access: outside cache, null block, released or reserved, foreign,
 target or length. Within a class the more telling reason stands first: a whole foreign row before a foreign block, the

@@ -97,10 +97,11 @@ def _write_record(
         record.positions, rest = _by_row(snapshot.positions, snapshot.query_lens)
         if rest != []:
             record.positions_rest = rest
+    if full or snapshot.coordinates != "global":
+        record.coordinates = snapshot.coordinates
     if full or not snapshot.exact:
         record.exact = snapshot.exact
     if full:
-        record.coordinates = "global"
         record.is_dummy = False
         record.positions_consecutive = snapshot.positions is None
         if snapshot.positions is None:
@@ -175,6 +176,7 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
         graph_mode=write.graph_mode,
         exact=given(write.exact, True),
         groups=[_group(write, read, index) for index in range(len(write.groups))],
+        coordinates=given(write.coordinates, "global"),
     )
 
 

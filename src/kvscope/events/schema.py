@@ -47,7 +47,10 @@ class InactiveCheck(msgspec.Struct, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, kw_only=True):
-    """One KV-cache group. ``visible_tokens`` is absent where attention sees the whole sequence."""
+    """One KV-cache group. ``visible_tokens`` is absent where attention sees the whole sequence, ``shards`` (over how
+    many ranks the tokens of a block are dealt out) where each rank stores them all. Slots are counted by ``block_size``
+    over ``shards``.
+    """
 
     group_id: int
     kind: str
@@ -55,6 +58,14 @@ class GroupInfo(msgspec.Struct, kw_only=True):
     kernel_block_size: int | None
     layers: int
     visible_tokens: int | UnsetType = UNSET
+    shards: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+
+
+class ContextSizes(msgspec.Struct, kw_only=True):
+    """Over how many ranks prefill and decode context parallelism are configured."""
+
+    pcp_size: int
+    dcp_size: int
 
 
 class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
@@ -62,7 +73,8 @@ class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
 
     ``parts`` says ``on``, ``off`` or ``inactive: …`` for each of the four parts, ``actions`` what a finding of the part
     does. ``file_index`` is the n of the file's name, ``files_deleted`` how many older files of this process are gone.
-    ``ranks_elsewhere`` counts ranks on other hosts, whose findings can only be logged there.
+    ``ranks_elsewhere`` counts ranks on other hosts, whose findings can only be logged there. ``context_parallel`` is
+    absent without context parallelism.
     """
 
     run_id: str
@@ -80,6 +92,7 @@ class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
     null_block_id: int | UnsetType | None = UNSET
     num_blocks: int | UnsetType | None = UNSET
     groups: list[GroupInfo] | UnsetType | None = UNSET
+    context_parallel: ContextSizes | UnsetType = UNSET
     rank: int | UnsetType = UNSET
     ranks_elsewhere: int | UnsetType = UNSET
     device_clone_bytes: int | UnsetType = UNSET
@@ -149,8 +162,9 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     - ``positions`` are consecutive in every row (``positions_consecutive`` says so where they are spelled out);
     - ``padding_enabled`` (padding slots that would be written) is empty in every group;
     - ``target_blocks`` follow from ``slots`` and the block size (absent, too, where that is unknown);
-    - ``coordinates`` is ``global``, ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper
-      bound of the computed tokens, so that positions and lengths are not judged.
+    - ``coordinates`` is ``global`` (``local``: slots within a context-parallel rank's share of the blocks),
+      ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper bound of the computed tokens, so
+      that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
     """
@@ -206,6 +220,18 @@ class ReadRecord(Envelope, kw_only=True, tag="kv.read"):
 # kv.boundary ----------------------------------------------------------------------------------------------------------
 
 
+class RankCoordinates(msgspec.Struct, kw_only=True):
+    """Where a context-parallel rank stands, by its own account: of every ``interleave * dcp_size`` tokens it stores the
+    ``dcp_rank``-th ``interleave``.
+    """
+
+    pcp_size: int
+    pcp_rank: int
+    dcp_size: int
+    dcp_rank: int
+    interleave: int
+
+
 class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     """Something passed a named seam. Which fields there are depends on ``kind``:
 
@@ -214,6 +240,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet);
+    - ``cp_context``: ``coordinates`` of a rank, with the ``groups`` whose tokens are dealt out; or, where they are not
+      what follows from the declaration, of one step the local rows, ``local_requests`` with ``local_lengths`` each, or
+      with ``query_len``, ``seq_len``, ``positions`` and the ``writers`` of the gathered keys and values (the token of
+      the batch that is stored from each place, -1 for none);
     - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
       table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
     """
@@ -232,6 +262,13 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     dummy_slots: list[Runs] | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
+    coordinates: RankCoordinates | UnsetType = UNSET
+    local_requests: list[RequestId] | UnsetType = UNSET
+    local_lengths: list[int] | UnsetType = UNSET
+    query_len: list[int] | UnsetType = UNSET
+    seq_len: list[int] | UnsetType = UNSET
+    positions: Runs | UnsetType = UNSET
+    writers: Runs | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET
     group_id: int | UnsetType = UNSET
     filled: Runs | UnsetType = UNSET

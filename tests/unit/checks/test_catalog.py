@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import unit.checks.content_cases
+import unit.checks.context_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.other_cases
@@ -18,6 +19,7 @@ from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -101,12 +103,15 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        COORDINATE_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        CONTEXT_RULES,
+        LENGTH_RULES,
         DUMMY_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
@@ -121,7 +126,7 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
     v = vocabulary
     outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
     foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
-    target_or_length, contents = {v.POSITION, v.TARGET, v.LENGTH, v.SHORT}, {v.UNWRITTEN}
+    target_or_length, contents = {v.POSITION, v.CP_OWNER, v.CP_ORDER, v.TARGET, v.LENGTH, v.SHORT}, {v.UNWRITTEN}
     classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):
         assert max(earlier) < min(later)
