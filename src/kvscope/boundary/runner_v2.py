@@ -34,7 +34,7 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
     rows = batch.num_reqs
     lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
     mappings = slot_mappings.numpy()
-    is_direct = mappings.ndim == 2 and mappings.itemsize == 8
+    is_direct = _is_direct(mappings)
     slots = mappings if is_direct else _converted(runner, mappings)
     groups = [
         GroupPlan(
@@ -63,6 +63,11 @@ def _estimates(runner: Any) -> bool:
     return bool(runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
 
 
+def _is_direct(mappings: Any) -> bool:
+    """Whether the slots are vLLM's own ``int64 [groups, tokens]``."""
+    return bool(mappings.itemsize == 8 and mappings.ndim == 2)
+
+
 def _converted(runner: Any, mappings: Any) -> list[Int64]:
     """Slots of a host that has them in another shape than vLLM, by group."""
     return [as_slots(of, size) for of, size in zip(mappings, runner.block_tables.block_sizes, strict=True)]
@@ -76,5 +81,6 @@ def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any,
 
 def read_dummy(runner: Any, slot_mappings: Any) -> DummyRun:
     """The slots that a dummy run hands to attention."""
-    slots = slot_mappings.numpy()
-    return DummyRun(slots=dict(enumerate(_converted(runner, slots))), num_tokens=slots.shape[1])
+    mappings = slot_mappings.numpy()
+    slots = mappings if _is_direct(mappings) else _converted(runner, mappings)
+    return DummyRun(slots=dict(enumerate(slots)), num_tokens=mappings.shape[1])

@@ -18,13 +18,13 @@ _KIND_OF_SPEC = {
 }
 
 
-def read_topology(kv_cache_config: Any, vllm_config: Any) -> Topology:
+def read_topology(kv_cache_config: Any, vllm_config: Any = None) -> Topology:
     """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged.
 
     A group that decode context parallelism deals out over ranks has blocks of as many times its spec's tokens
-    (``SingleTypeKVCacheManager``, ``vllm/v1/core/single_type_kv_cache_manager.py``).
+    (``SingleTypeKVCacheManager``, ``vllm/v1/core/single_type_kv_cache_manager.py``); ``vllm_config`` None: none is.
     """
-    pcp_size, dcp_size = _context_sizes(vllm_config)
+    pcp_size, dcp_size = (1, 1) if vllm_config is None else _context_sizes(vllm_config)
     groups = tuple(_group(index, group, dcp_size) for index, group in enumerate(kv_cache_config.kv_cache_groups))
     return Topology(
         num_blocks=kv_cache_config.num_blocks,

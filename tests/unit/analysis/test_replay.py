@@ -15,6 +15,7 @@ from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, ver
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import dummy_table_live
 from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
@@ -119,10 +120,12 @@ FAMILIES = (
 )
 OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in family}
 """What needs a ledger of the pool beside declarations and plans."""
+OF_SEVERAL_RANKS = {f.rule.reason for family in (CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES) for f in family}
+"""What needs ranks that share out a sequence (``test_context``)."""
 
 
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
-    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL == RULES.keys()
+    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL | OF_SEVERAL_RANKS == RULES.keys()
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

@@ -1,4 +1,4 @@
-"""Context parallelism by hand: tokens are dealt out one by one, chunks are cut one by one. Nothing is computed by formula.
+"""Context parallelism by hand: tokens are dealt out and chunks cut one by one, and nothing is computed by formula.
 
 This is what the rules are held against, so it uses nothing of theirs but the fact types.
 """

@@ -19,7 +19,7 @@ from kvscope.facts.topology import MLA, Group
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 from kvscope.state.token_shares import block_offset, local_lengths, local_offsets, owned
-from unit.checks.dealing import dcp_pool, deal, on_rank, partitioned, share_of, sharded
+from unit.checks.dealing import dcp_pool, deal, on_rank, partitioned, sharded, share_of
 from unit.checks.scenes import PARTS
 from unit.checks.worlds import World, copied, group
 
@@ -89,9 +89,7 @@ def tables_of(world: World) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("layout", GROUPS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), interleave=st.sampled_from([1, 2, 8, 16]), steps=st.integers(1, 8))
-def test_a_sound_engine_of_several_ranks_causes_no_finding(
-    layout: str, seed: int, interleave: int, steps: int
-) -> None:
+def test_a_sound_engine_of_several_ranks_causes_no_finding(layout: str, seed: int, interleave: int, steps: int) -> None:
     world, ranks = dealt_world(seed, layout, interleave)
     for _ in range(steps):
         declaration = world.step()
