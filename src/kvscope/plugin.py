@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
@@ -117,6 +118,8 @@ class PluginHub:
         self._install("worker")
         role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
         self._install(role)
+        if runs_graphs(vllm_config):
+            self._install("graphs_v2" if run.runner == "V2" else "graphs_v1")
         self._refuse_lost(config, "worker", role)
 
     def run(self, pid: int, run_id: str) -> Run:

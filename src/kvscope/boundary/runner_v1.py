@@ -10,6 +10,7 @@ from typing import Any
 
 from ..facts.plans import DummyRun, GroupPlan, Plan
 from .context_parallel import context_of_v1
+from .graphs import graph_mode_of
 from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
@@ -110,6 +111,7 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
+    plan.graph_mode = graph_mode_of(runner)
     if views.context is not None:
         plan.context = context_of_v1(runner)
     return plan

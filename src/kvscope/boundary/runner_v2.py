@@ -10,6 +10,7 @@ from typing import Any
 
 from ..facts.plans import DummyRun, GroupPlan, Int64, Plan
 from .context_parallel import context_of_v2, read_partitioned_plan
+from .graphs import graph_mode_of
 from .slots import as_slots
 
 
@@ -29,7 +30,7 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
     context, exact = context_of_v2(runner), not _estimates(runner)
     if context is not None and context.pcp_size > 1:
         plan = read_partitioned_plan(runner, context, batch, block_tables, slot_mappings)
-        plan.exact = exact
+        plan.exact, plan.graph_mode = exact, graph_mode_of(runner)
         return plan
     rows = batch.num_reqs
     lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
@@ -53,6 +54,7 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         seq_lens=batch.seq_lens.numpy()[:rows],
         num_tokens=batch.num_tokens,
         groups=groups,
+        graph_mode=graph_mode_of(runner),
         exact=exact,
         context=context,
     )
