@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
@@ -43,7 +44,8 @@ class EngineObserver(Observer, Protocol):
 
     def on_updated(self) -> None: ...
 
-    def on_outputs(self, outputs: object) -> None: ...
+    @property
+    def answers(self) -> Callable[[object], None] | None: ...
 
     def on_reset(self) -> None: ...
 
@@ -56,6 +58,9 @@ class WorkerObserver(Observer, Protocol):
 
     @property
     def expects_no_plan(self) -> bool: ...
+
+    @property
+    def is_warming_up(self) -> bool: ...
 
     def on_input(self, declaration: Declaration, received: StepRequests) -> None: ...
 
@@ -72,6 +77,8 @@ class WorkerObserver(Observer, Protocol):
     def on_launched(self) -> None: ...
 
     def on_dummy(self, run: DummyRun) -> None: ...
+
+    def on_dummy_skipped(self, cause: str) -> None: ...
 
     def on_result(self, result: StepResult | None) -> None: ...
 

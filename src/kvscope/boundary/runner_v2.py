@@ -1,14 +1,19 @@
 """Model Runner V2: final slots and tables. Source: ``vllm/v1/worker/gpu/model_runner.py`` (0.32).
 
 ``prepare_attn`` returns the very tensors that the metadata builders, graphs and kernels use; it is called for real
-batches only, ``prepare_dummy_attn`` for the others.
+batches only, ``prepare_dummy_attn`` for the others. Among the real ones are those of a warm-up, whose requests the
+worker makes up (``vllm/v1/worker/gpu/warmup.py``) before there are others. A capture takes its slots elsewhere
+(``prepare_inputs_to_capture``, ``cudagraph_utils.py``), and nothing of ours runs inside it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..facts.plans import DummyRun, GroupPlan, Int64, Plan
+import numpy as np
+
+from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
 from .context_parallel import context_of_v2, read_partitioned_plan
 from .graphs import graph_mode_of
 from .slots import as_slots
@@ -16,6 +21,8 @@ from .slots import as_slots
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     if observer.expects_no_plan:
+        if observer.is_warming_up:
+            _read_warm_up(observer, runner, result[1])
         return
     block_tables, slot_mappings = result
     if not observer.reads_host_tensors:
@@ -35,17 +42,16 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
     rows = batch.num_reqs
     lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
     mappings = slot_mappings.numpy()
-    is_direct = _is_direct(mappings)
-    slots = mappings if is_direct else _converted(runner, mappings)
+    slots = _by_group(runner, mappings)
     groups = [
         GroupPlan(
             group_id=group_id,
             tables=table.numpy()[:rows],
             table_blocks=lengths[group_id],
-            slots=slots[group_id],
-            host_slots=None if is_direct else mappings[group_id],
+            slots=slots_of_group,
+            host_slots=None if slots is mappings else mappings[group_id],
         )
-        for group_id, table in enumerate(block_tables)
+        for group_id, (table, slots_of_group) in enumerate(zip(block_tables, slots, strict=False))  # one may be missing
     ]
     return Plan(
         request_ids=batch.req_ids,
@@ -65,24 +71,46 @@ def _estimates(runner: Any) -> bool:
     return bool(runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
 
 
-def _is_direct(mappings: Any) -> bool:
-    """Whether the slots are vLLM's own ``int64 [groups, tokens]``."""
-    return bool(mappings.itemsize == 8 and mappings.ndim == 2)
-
-
-def _converted(runner: Any, mappings: Any) -> list[Int64]:
-    """Slots of a host that has them in another shape than vLLM, by group."""
-    return [as_slots(of, size) for of, size in zip(mappings, runner.block_tables.block_sizes, strict=True)]
+def _by_group(runner: Any, mappings: Any) -> Sequence[Int64]:
+    """``int64 [tokens]`` of each group: the very mappings, unless the host has them in another shape than vLLM."""
+    if mappings.itemsize == 8 and mappings.ndim == 2:
+        own: Sequence[Int64] = mappings
+        return own
+    return [as_slots(of, size) for of, size in zip(mappings, runner.block_tables.block_sizes, strict=False)]
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
-    if slot_mappings.device.type == "cpu":
-        observer.on_dummy(read_dummy(runner, slot_mappings))
+    if slot_mappings.device.type != "cpu":
+        observer.on_dummy_skipped("device_tensors")
+        return
+    # A context-parallel manager hands on a buffer of its own.
+    whole = runner.block_tables.slot_mappings if runner.pcp_manager is None else slot_mappings
+    observer.on_dummy(read_dummy(runner, slot_mappings, whole))
 
 
-def read_dummy(runner: Any, slot_mappings: Any) -> DummyRun:
-    """The slots that a dummy run hands to attention."""
-    mappings = slot_mappings.numpy()
-    slots = mappings if _is_direct(mappings) else _converted(runner, mappings)
-    return DummyRun(slots=dict(enumerate(slots)), num_tokens=mappings.shape[1])
+def read_dummy(runner: Any, slot_mappings: Any, whole: Any) -> DummyRun:
+    """The slots that a dummy run hands to attention, and what else the buffer holds that graphs read them from.
+
+    ``get_dummy_slot_mappings`` turns off the whole buffer, since a kernel may look beyond the tokens.
+    """
+    slots, num_tokens = _by_group(runner, slot_mappings.numpy()), slot_mappings.shape[1]
+    persistent = {}
+    for group_id, rest in enumerate(_by_group(runner, whole.numpy()[:, num_tokens:])):
+        enabled = np.flatnonzero(rest != PAD_SLOT)
+        persistent[group_id] = PersistentSlots(
+            checked=rest.size, indexes=enabled + num_tokens, slots=rest[enabled].astype(np.int64)
+        )
+    return DummyRun(slots=dict(enumerate(slots)), num_tokens=num_tokens, persistent=persistent)
+
+
+def _read_warm_up(observer: Any, runner: Any, slot_mappings: Any) -> None:
+    if slot_mappings.device.type != "cpu":
+        observer.on_dummy_skipped("device_tensors")
+        return
+    slots = _by_group(runner, slot_mappings.numpy())
+    observer.on_dummy(DummyRun(slots=dict(enumerate(slots)), num_tokens=slot_mappings.shape[1], warm_up=True))
+
+
+def after_capture(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    observer.on_dummy_skipped("graph_capture")

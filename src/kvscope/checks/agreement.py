@@ -32,6 +32,8 @@ def agreed_plan(
         or bindings.partial
     ):
         return None
+    if len(plan.groups) != len(bindings.topology.groups):
+        return None
     tables = bindings.bound(ids)
     if tables is None:
         return None

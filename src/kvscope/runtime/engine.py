@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from ..checks.finding import Finding
 from ..checks.judge import judge_bind
@@ -33,6 +34,7 @@ class EngineJudge:
         self._bindings = Bindings(topology, doubts=True)
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
+        self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
@@ -44,12 +46,17 @@ class EngineJudge:
         self._mailboxes = run.mailboxes()
         self._posted: list[Finding] = []
 
+    def isolate_with(self, isolation: Isolation) -> None:
+        """Findings may end requests from now on; what the scheduler says of those gets another answer."""
+        self.isolation, self.answers = isolation, isolation.control.answer
+
     def next_step(self) -> tuple[int, str]:
         self._step += 1
         return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
-        self._act_if_due(self._step)
+        if self._latched is not None or self._mailboxes or self._run.pending or self._posted:
+            self._act_if_due(self._step)
         if not self._is_seen:
             self._after_unseen = True
             if self.pool is not None and self.pool.lost is None:
@@ -99,11 +106,11 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
-        if not self._bindings.doubtful:
+        if not (self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
-        findings = judge_bind(declaration, self._bindings, run.parts)
+        ledger = pool.ledger if pool is not None and pool.lost is None else None
+        findings = judge_bind(declaration, self._bindings, run.parts, ledger)
         if findings:
-            ledger = pool.ledger if pool is not None and pool.lost is None else None
             run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
 
@@ -122,7 +129,7 @@ class EngineJudge:
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run
         step = declaration.step if declaration is not None else self._step
-        if declaration is not None and not declaration.is_empty:
+        if declaration is not None and declaration.total_num_scheduled_tokens:
             result = result or _NOTHING
             run.stream.put(
                 "update_input",
@@ -133,23 +140,20 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
-        if self.pool is not None and declaration is not None and not declaration.is_empty:
-            self.pool.confirm(declaration, result)
-        self._act_if_due(step)
+            if self.pool is not None:
+                self.pool.confirm(declaration, result)
+        if self._latched is not None or self._mailboxes or run.pending or self._posted:
+            self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        told = self._run.pending[self._told_before :]
-        if told:
-            del self._run.pending[self._told_before :]
+        pending, before = self._run.pending, self._told_before
+        if len(pending) > before:
+            told = pending[before:]
+            del pending[before:]
             self._act(told, [])
-
-    def on_outputs(self, outputs: object) -> None:
-        """What the scheduler is about to say of the result; requests that were isolated get another answer there."""
-        if self.isolation is not None:
-            self.isolation.control.answer(outputs)
 
     def on_reset(self) -> None:
         """The host is about to drop all hashes, for which it wants all blocks back."""

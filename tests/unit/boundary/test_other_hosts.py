@@ -5,6 +5,7 @@ What a plan must be is worked out here token by token; what is read of the host 
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,8 @@ from kvscope.boundary.slots import as_slots, is_direct
 from kvscope.checks.finding import Finding
 from kvscope.facts.plans import PAD_SLOT, Plan
 from kvscope.facts.requests import Declaration
-from kvscope.runtime.worker import WorkerJudge
 from unit.checks.scenes import Scene, declare
+from unit.runtime.conftest import _runs_end_with_their_test  # noqa: F401  the fixture that closes runs
 from unit.runtime.support import Live, last_coverage, of_event
 
 torch = pytest.importorskip("torch")
@@ -194,14 +195,14 @@ def test_what_is_converted_is_read_anew_in_every_step(runner: Any, shape: str) -
 
 @RUNNERS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_access_outside_the_cache_is_taken_out_of_the_hosts_own_buffer(runner: Any, shape: str) -> None:
+def test_an_access_outside_the_cache_is_taken_out_of_the_hosts_own_buffer(
+    runner: Any, shape: str, tmp_path: Path
+) -> None:
     """On a rank whose failure vLLM does not notice a launch that must not happen is made harmless instead."""
     host = runner(shape)
     for token in (0, TOKENS):
         host.slots[token] = SHAPES[shape](torch.tensor([64 * SIZE + 3]))[0]
-    judge = WorkerJudge(SimpleNamespace(stops=lambda finding: False), returns_results=False)  # type: ignore[arg-type]
-    judge._bindings = Scene().bindings
-    judge._refuse(host.read(), [])
+    Live(tmp_path, returns_results=False).worker._refuse(host.read(), [])
     left = as_slots(host.slots.numpy(), SIZE)
     assert [left[0] < 0, left[TOKENS] < 0] == [True, True]
     assert left[1:TOKENS].tolist() == SLOTS[1:TOKENS]
@@ -212,7 +213,9 @@ def test_slots_of_a_dummy_run_are_read_in_any_shape(shape: str) -> None:
     slots = SHAPES[shape](torch.tensor([PAD_SLOT, 3 * SIZE + 2, PAD_SLOT]))
     told: list[Any] = []
     observer = SimpleNamespace(on_dummy=told.append)
-    runner_v2.after_prepare_dummy_attn(observer, V2(), (), {}, (None, slots[None]))
+    host = V2()
+    host.block_tables.slot_mappings = torch.full_like(slots, PAD_SLOT)[None]
+    runner_v2.after_prepare_dummy_attn(observer, host, (), {}, (None, slots[None]))
     assert told[0].slots[0].tolist() == [PAD_SLOT, 3 * SIZE + 2, PAD_SLOT]
     assert told[0].num_tokens == 3
 
@@ -265,7 +268,7 @@ def test_the_tail_of_a_graph_must_be_off_and_its_rows_mean_nothing(runner: Any) 
     assert finding.other_request_id == "a"
 
 
-def test_the_graph_mode_stands_in_the_record_live_and_agreed(tmp_path: Any) -> None:
+def test_the_graph_mode_stands_in_the_record(tmp_path: Path) -> None:
     live = Live(tmp_path)
     live.warm()
     live.decode(change=lambda plan: setattr(plan, "graph_mode", "FULL"))

@@ -82,7 +82,7 @@ def a_token_of_another_rank_is_stored() -> list[Finding]:
 
 
 @fires("cp_slot_owner_mismatch", **OF_A, token_index=5, position=5, block_id=1, slot=-1, expected=17, actual=-1,
-       also=("write_target_mismatch",))  # fmt: skip
+       also=("write_slot_negative", "write_target_mismatch"))  # fmt: skip
 def a_token_of_its_own_is_left_out() -> list[Finding]:
     return slot(PAD_SLOT, 5)
 
