@@ -133,14 +133,17 @@ def _as_read(source: Int32, own: Int32, part_of: Any, counts: Int32) -> Int32:
 
 
 def read_local_lengths(runner: Any) -> LocalLengths | None:
-    """How many tokens of each row the rank was told to have in the step that was launched last; None if none was."""
+    """How many tokens of each row the rank was told to have in the step that was launched last.
+
+    None if there was no step, or where V2 has them on a device.
+    """
     buffer = getattr(runner, "dcp_local_seq_lens", None)
     if buffer is not None:  # V1 fills it for every batch
         rows = runner.input_batch.num_reqs
         return LocalLengths(request_ids=runner.input_batch.req_ids[:rows], lengths=buffer.np[:rows].copy())
     state = getattr(runner, "execute_model_state", None)
     batch = state.input_batch if state is not None else None
-    if batch is None or batch.dcp_local_seq_lens is None:
+    if batch is None or batch.dcp_local_seq_lens is None or batch.dcp_local_seq_lens.device.type != "cpu":
         return None
     lengths = batch.dcp_local_seq_lens.numpy()[: batch.num_reqs].copy()
     is_part = getattr(runner, "pcp_manager", None) is not None

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.context_parallel import LocalLengths
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
+from .device import Clone
 
 
 class Observer(Protocol):
@@ -40,6 +42,15 @@ class EngineObserver(Observer, Protocol):
 
     def on_schedule(self, declaration: Declaration) -> None: ...
 
+    def on_connector_plan(self, plan: ConnectorPlan) -> None: ...
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None: ...
+
+    @property
+    def failed_loads(self) -> list[str]: ...
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None: ...
+
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None: ...
 
     def on_updated(self) -> None: ...
@@ -54,7 +65,9 @@ class WorkerObserver(Observer, Protocol):
     """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
 
     reads_host_tensors: bool
-    reads_local_lengths: bool
+
+    @property
+    def reads_local_lengths(self) -> bool: ...
 
     @property
     def expects_no_plan(self) -> bool: ...
@@ -70,7 +83,7 @@ class WorkerObserver(Observer, Protocol):
 
     def on_plan(self, plan: Plan) -> None: ...
 
-    def on_local_lengths(self, lengths: LocalLengths) -> None: ...
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
 
@@ -81,6 +94,25 @@ class WorkerObserver(Observer, Protocol):
     def on_dummy_skipped(self, cause: str) -> None: ...
 
     def on_result(self, result: StepResult | None) -> None: ...
+
+
+class DeferringObserver(WorkerObserver, Protocol):
+    """Observes a worker whose tensors are on a device; ``reads_host_tensors`` is False.
+
+    ``settle`` and what ``due`` returns, an object with a ``settle``, may raise ViolationError.
+    """
+
+    has_begun: bool
+
+    def on_plan_clone(self, clone: Clone[Plan]) -> None: ...
+
+    def on_dummy_clone(self, clone: Clone[DummyRun]) -> None: ...
+
+    def make_room(self) -> None: ...
+
+    def settle(self, number: int | None = None) -> None: ...
+
+    def due(self) -> Any: ...
 
 
 class Hub(Protocol):

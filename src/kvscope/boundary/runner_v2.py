@@ -15,8 +15,12 @@ import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
 from .context_parallel import context_of_v2, read_partitioned_plan
+from .device import CAPTURING, WARM_UP, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import graph_mode_of
 from .slots import as_slots
+
+PARTITIONED = "device_tensors_of_a_part"
+"""Cause under which rows are counted of a rank that computes a part of the batch, all of whose maps are on a device."""
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -25,19 +29,22 @@ def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, resul
             _read_warm_up(observer, runner, result[1])
         return
     block_tables, slot_mappings = result
-    if not observer.reads_host_tensors:
-        observer.on_plan_skipped("device_tensors")
-        return
     batch = args[0] if args else kwargs["input_batch"]
-    observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+    if observer.reads_host_tensors:
+        observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+        return
+    ring = ring_of(observer, runner) if getattr(runner, "pcp_manager", None) is None else PARTITIONED
+    hand_on_plan(
+        observer, ring if isinstance(ring, str) else clone_plan(ring, runner, batch, block_tables, slot_mappings)
+    )
 
 
 def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Plan:
     """The plan as views of the runner's own buffers (whole ones first: slicing an array costs less than a tensor)."""
-    context, exact = context_of_v2(runner), not _estimates(runner)
+    context = context_of_v2(runner)
     if context is not None and context.pcp_size > 1:
         plan = read_partitioned_plan(runner, context, batch, block_tables, slot_mappings)
-        plan.exact, plan.graph_mode = exact, graph_mode_of(runner)
+        plan.exact, plan.graph_mode = _knows_lengths(runner), graph_mode_of(runner)
         return plan
     rows = batch.num_reqs
     lengths = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
@@ -61,14 +68,55 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         num_tokens=batch.num_tokens,
         groups=groups,
         graph_mode=graph_mode_of(runner),
-        exact=exact,
+        exact=_knows_lengths(runner),
         context=context,
     )
 
 
-def _estimates(runner: Any) -> bool:
-    """Whether the runner itself only has an upper bound of the computed tokens."""
-    return bool(runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
+def _knows_lengths(runner: Any) -> bool:
+    return not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
+
+
+def whole_plan(runner: Any) -> list[Any]:
+    """All tensors of which a plan is made, in their full size."""
+    own, tables = runner.input_buffers, runner.block_tables
+    return [own.query_start_loc, own.positions, own.seq_lens, *tables.input_block_tables, tables.slot_mappings]
+
+
+def clone_plan(ring: CloneRing, runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Clone[Plan] | None:
+    """A clone of the plan whose tensors are on a device; None: it does not fit.
+
+    Offsets, positions and lengths are those of the device, where they are exact even when the host only has an upper
+    bound of them; how many blocks a row has only the host knows.
+    """
+    rows, num_tokens, request_ids = batch.num_reqs, batch.num_tokens, batch.req_ids
+    exact, context, graph_mode = _knows_lengths(runner), context_of_v2(runner), graph_mode_of(runner)
+    counted = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
+    longest = int(batch.seq_lens_cpu_upper_bound[:rows].max())
+    sources = [batch.query_start_loc[: rows + 1], batch.positions[:num_tokens], batch.seq_lens[:rows], slot_mappings]
+    for group_id, table in enumerate(block_tables):
+        size = runner.block_tables.block_sizes[group_id]
+        sources.append(table[:rows, : table_width(counted[group_id], longest, size, table.shape[1])])
+
+    def make(arrays: list[Array]) -> Plan:
+        slots = _by_group(runner, arrays[3])
+        groups = [
+            GroupPlan(group_id=group_id, tables=table, table_blocks=counted[group_id], slots=slots[group_id])
+            for group_id, table in enumerate(arrays[4:])
+        ]
+        return Plan(
+            request_ids=request_ids,
+            query_start=arrays[0],
+            positions=arrays[1].astype(np.int64, copy=False),
+            seq_lens=arrays[2],
+            num_tokens=num_tokens,
+            groups=groups,
+            graph_mode=graph_mode,
+            exact=exact,
+            context=context,
+        )
+
+    return ring.clone(sources, make)
 
 
 def _by_group(runner: Any, mappings: Any) -> Sequence[Int64]:
@@ -81,36 +129,38 @@ def _by_group(runner: Any, mappings: Any) -> Sequence[Int64]:
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
-    if slot_mappings.device.type != "cpu":
-        observer.on_dummy_skipped("device_tensors")
-        return
     # A context-parallel manager hands on a buffer of its own.
     whole = runner.block_tables.slot_mappings if runner.pcp_manager is None else slot_mappings
-    observer.on_dummy(read_dummy(runner, slot_mappings, whole))
+    num_tokens = slot_mappings.shape[1]
+    if observer.reads_host_tensors:
+        observer.on_dummy(read_dummy(runner, whole.numpy(), num_tokens))
+    else:
+        hand_on_dummy(observer, runner, [whole], lambda arrays: read_dummy(runner, arrays[0], num_tokens))
 
 
-def read_dummy(runner: Any, slot_mappings: Any, whole: Any) -> DummyRun:
+def read_dummy(runner: Any, buffer: Array, num_tokens: int) -> DummyRun:
     """The slots that a dummy run hands to attention, and what else the buffer holds that graphs read them from.
 
-    ``get_dummy_slot_mappings`` turns off the whole buffer, since a kernel may look beyond the tokens.
+    ``get_dummy_slot_mappings`` turns off the whole buffer ``int64 [groups, most tokens of a batch]``, since a kernel
+    may look beyond the tokens.
     """
-    slots, num_tokens = _by_group(runner, slot_mappings.numpy()), slot_mappings.shape[1]
     persistent = {}
-    for group_id, rest in enumerate(_by_group(runner, whole.numpy()[:, num_tokens:])):
+    for group_id, rest in enumerate(_by_group(runner, buffer[:, num_tokens:])):
         enabled = np.flatnonzero(rest != PAD_SLOT)
         persistent[group_id] = PersistentSlots(
             checked=rest.size, indexes=enabled + num_tokens, slots=rest[enabled].astype(np.int64)
         )
-    return DummyRun(slots=dict(enumerate(slots)), num_tokens=num_tokens, persistent=persistent)
+    slots = dict(enumerate(_by_group(runner, buffer[:, :num_tokens])))
+    return DummyRun(slots=slots, num_tokens=num_tokens, persistent=persistent)
 
 
 def _read_warm_up(observer: Any, runner: Any, slot_mappings: Any) -> None:
-    if slot_mappings.device.type != "cpu":
-        observer.on_dummy_skipped("device_tensors")
+    if not observer.reads_host_tensors:
+        observer.on_dummy_skipped(WARM_UP)
         return
     slots = _by_group(runner, slot_mappings.numpy())
     observer.on_dummy(DummyRun(slots=dict(enumerate(slots)), num_tokens=slot_mappings.shape[1], warm_up=True))
 
 
 def after_capture(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
-    observer.on_dummy_skipped("graph_capture")
+    observer.on_dummy_skipped(CAPTURING)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from kvscope.events.context_schema import RankCoordinates
 from kvscope.events.envelope import Runs, given
 from kvscope.events.names import PLAIN, RequestNames, known
 from kvscope.events.ranges import from_runs, to_runs
-from kvscope.events.schema import BoundaryRecord, RankCoordinates
+from kvscope.events.schema import BoundaryRecord
 from kvscope.facts.context_parallel import ContextParallel, Int64, LocalLengths, LocalRows
 
 KIND = "cp_context"

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Union
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from kvscope.events.connector_schema import ReceiveInfo, TakenUpInfo
+from kvscope.events.context_schema import ContextSizes, RankCoordinates
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
@@ -59,13 +61,6 @@ class GroupInfo(msgspec.Struct, kw_only=True):
     layers: int
     visible_tokens: int | UnsetType = UNSET
     shards: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
-
-
-class ContextSizes(msgspec.Struct, kw_only=True):
-    """Over how many ranks prefill and decode context parallelism are configured."""
-
-    pcp_size: int
-    dcp_size: int
 
 
 class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
@@ -222,18 +217,6 @@ class ReadRecord(Envelope, kw_only=True, tag="kv.read"):
 # kv.boundary ----------------------------------------------------------------------------------------------------------
 
 
-class RankCoordinates(msgspec.Struct, kw_only=True):
-    """Where a context-parallel rank stands, by its own account: of every ``interleave * dcp_size`` tokens it stores the
-    ``dcp_rank``-th ``interleave``.
-    """
-
-    pcp_size: int
-    pcp_rank: int
-    dcp_size: int
-    dcp_rank: int
-    interleave: int
-
-
 class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     """Something passed a named seam. Which fields there are depends on ``kind``:
 
@@ -249,8 +232,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
       what follows from the declaration, of one step the local rows, ``local_requests`` with ``local_lengths`` each, or
       with ``query_len``, ``seq_len``, ``positions`` and the ``writers`` of the gathered keys and values (the token of
       the batch that is stored from each place, -1 for none);
-    - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
-      table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
+    - ``connector_plan``: ``receives`` is what the step has the connector load, ``sends`` which finished requests it
+      keeps the blocks of until they are sent;
+    - ``connector_result`` is one of three. What the workers said with a result: ``finished_sending``,
+      ``finished_recving``, ``failed_recving``, ``invalid_blocks`` that could not be loaded, and ``unknown_requests``,
+      those of the finished that the scheduler does not have. What has become of the requests whose loads failed, when
+      that had taken effect: ``taken_up``. Or a load into blocks of ``request_id``, outside of any step, has ended:
+      ``block_ids`` (of its table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in
+      the allocator's events.
     """
 
     kind: str
@@ -283,6 +272,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     filled: Runs | UnsetType = UNSET
     cause: str | UnsetType = UNSET
     pool: int | UnsetType = UNSET
+    receives: list[ReceiveInfo] | UnsetType = UNSET
+    sends: list[RequestId] | UnsetType = UNSET
+    finished_sending: list[RequestId] | UnsetType = UNSET
+    finished_recving: list[RequestId] | UnsetType = UNSET
+    failed_recving: list[RequestId] | UnsetType = UNSET
+    invalid_blocks: Runs | UnsetType = UNSET
+    unknown_requests: list[RequestId] | UnsetType = UNSET
+    taken_up: list[TakenUpInfo] | UnsetType = UNSET
 
 
 # Errors, coverage -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ LOSES_NOTHING = frozenset(
         "engine.shutdown",
         "worker.sample",
         "worker.shutdown",
+        "runner_v1.output",
+        "runner_v1.pooled",
+        "runner_v2.output",
+        "runner_v2.pooled",
         "runner_v1.graph",
         "runner_v2.graph",
     }

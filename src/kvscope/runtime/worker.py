@@ -36,13 +36,14 @@ class WorkerJudge:
     another rank a launch that must not happen is made harmless instead, and the mailbox stops the engine.
     """
 
+    reads_local_lengths = False
+
     def __init__(
         self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None, ranks: Ranks | None = None
     ) -> None:
         self._run = run
         self._ranks = ranks or Ranks()
         self.reads_host_tensors = True
-        self.reads_local_lengths = False
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
@@ -218,9 +219,13 @@ class WorkerJudge:
             self._skip("not_in_batch", left_out - unknown)
         return findings
 
-    def on_local_lengths(self, lengths: LocalLengths) -> None:
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None:
+        """None: the host has none of the step where they can be read."""
         declaration, context = self._current, self._context
         if declaration is None or declaration.is_empty or context is None:
+            return
+        if lengths is None:
+            self._run.coverage.skipped["L", "local_lengths_unread"] += len(declaration.requests.scheduled)
             return
         findings = context.judge_lengths(lengths, declaration, spell=self._spell_tables)
         if findings:
@@ -265,6 +270,10 @@ class WorkerJudge:
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._in_step = False
         self._end_step("native_error")
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
+    def on_late_error(self, boundary: str, error_type: str) -> None:
+        """The host failed when somebody took the result of a step that had been launched long before."""
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
     def on_shutdown(self) -> None:

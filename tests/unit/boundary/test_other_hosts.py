@@ -212,9 +212,9 @@ def test_an_access_outside_the_cache_is_taken_out_of_the_hosts_own_buffer(
 def test_slots_of_a_dummy_run_are_read_in_any_shape(shape: str) -> None:
     slots = SHAPES[shape](torch.tensor([PAD_SLOT, 3 * SIZE + 2, PAD_SLOT]))
     told: list[Any] = []
-    observer = SimpleNamespace(on_dummy=told.append)
+    observer = SimpleNamespace(on_dummy=told.append, reads_host_tensors=True)
     host = V2()
-    host.block_tables.slot_mappings = torch.full_like(slots, PAD_SLOT)[None]
+    host.block_tables.slot_mappings = slots[None]
     runner_v2.after_prepare_dummy_attn(observer, host, (), {}, (None, slots[None]))
     assert told[0].slots[0].tolist() == [PAD_SLOT, 3 * SIZE + 2, PAD_SLOT]
     assert told[0].num_tokens == 3
