@@ -168,14 +168,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
-        if self._context is not None:
-            found, cause = self._context.take(plan, declaration)
-            if cause is not None:
-                self.on_plan_skipped(cause)
-            if found:
-                self._report(found, "runner", "plan")
-            if cause is not None:
-                return
+        if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
+            return
         if self._tails.is_due():
             self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
@@ -194,6 +188,15 @@ class WorkerJudge:
             self._report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
                 self._refuse(plan, findings)
+
+    def _knows_where_it_stands(self, context: ContextWatch, plan: Plan, declaration: Declaration) -> bool:
+        """Whether a context-parallel rank's plan can be judged; its rows are counted where it cannot."""
+        found, cause = context.take(plan, declaration)
+        if cause is not None:
+            self.on_plan_skipped(cause)
+        if found:
+            self._report(found, "runner", "plan")
+        return cause is None
 
     def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
         """Judge the rows that are declared and whose tables are known; count the others by cause."""
