@@ -45,7 +45,7 @@ class DeviceV1(V1):
 
 
 def asked(**answers: Any) -> Told:
-    return Told(expects_no_plan=False, reads_host_tensors=False, **answers)
+    return Told(expects_no_plan=False, reads_host_tensors=False, reads_local_lengths=False, **answers)
 
 
 def v2_runner(device: d.Device) -> Any:
