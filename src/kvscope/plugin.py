@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.attention import AttentionLayout, carriers
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
 from .errors import ConfigurationError
+from .facts.topology import Topology
 from .logs import say
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
@@ -132,7 +134,7 @@ class PluginHub:
         run = self._run_of(scheduler.vllm_config)
         if run is None:
             return
-        run.topology = read_topology(scheduler.kv_cache_config)
+        run.topology = read_topology(scheduler.kv_cache_config, run.kernel_block_sizes)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         run.open()
@@ -162,11 +164,14 @@ class PluginHub:
         run, observer = self._run_of(worker.vllm_config), getattr(worker, OBSERVER, None)
         if run is None or observer is None:
             return
-        topology = read_topology(kv_cache_config)
+        layout = AttentionLayout.of_runner(worker.model_runner)
+        run.kernel_block_sizes = layout.kernel_block_sizes
+        topology = read_topology(kv_cache_config, layout.kernel_block_sizes)
         observer.bind_topology(topology)
         observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
+        self._attach_operators(run, observer, worker.model_runner, layout, topology)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
         if not observer.reads_host_tensors:
             self._refuse_if(refused_groups(run.config, topology, "device_tensors"))
@@ -174,6 +179,18 @@ class PluginHub:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
+
+    def _attach_operators(
+        self, run: Run, observer: WorkerJudge, runner: Any, layout: AttentionLayout, topology: Topology
+    ) -> None:
+        """Let the arguments of attention be read, as far as they can be, and say where they cannot."""
+        judged = {group.group_id for group in topology.groups if group.judged}
+        source, method = carriers(runner, layout, OBSERVER, observer)
+        seams = [entry for entry in self.ledger.installed.values() if entry.wrapper is method]
+        missing = None if seams else f"{type(source).__name__} has its own {getattr(method, '__name__', 'method')}"
+        unread = {group_id: missing or layout.unread(group_id) for group_id in judged}
+        run.unread_operators = {group_id: cause for group_id, cause in unread.items() if cause is not None}
+        observer.reads_operators = observer.reads_host_tensors and len(run.unread_operators) < len(judged)
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
 
@@ -48,9 +49,12 @@ class EngineObserver(Observer, Protocol):
 
 
 class WorkerObserver(Observer, Protocol):
-    """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
+    """Observes one worker and its runner. ``on_plan`` and ``on_operators`` may raise ViolationError, which keeps the
+    step from being launched.
+    """
 
     reads_host_tensors: bool
+    planned_tokens: int
 
     @property
     def expects_no_plan(self) -> bool: ...
@@ -64,6 +68,11 @@ class WorkerObserver(Observer, Protocol):
     def on_plan(self, plan: Plan) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
+
+    @property
+    def awaits_operators(self) -> bool: ...
+
+    def on_operators(self, arguments: OperatorArguments) -> None: ...
 
     def on_launched(self) -> None: ...
 

@@ -1,7 +1,11 @@
-"""Model Runner V2: final slots and tables. Source: ``vllm/v1/worker/gpu/model_runner.py`` (0.32).
+"""Model Runner V2: final slots and tables, and what the forward gets.
+
+Source: ``vllm/v1/worker/gpu/model_runner.py`` and ``vllm/v1/worker/gpu/model_states`` (0.32).
 
 ``prepare_attn`` returns the very tensors that the metadata builders, graphs and kernels use; it is called for real
-batches only, ``prepare_dummy_attn`` for the others.
+batches only, ``prepare_dummy_attn`` for the others. The metadata is what ``prepare_attn`` of the model's state makes of
+them. The slots by layer go into the forward context, which nothing that could be wrapped sees before the forward: they
+are read when ``execute_model`` returns, where they are kept for the speculator.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..facts.plans import DummyRun, GroupPlan, Plan
+from .attention import LAYOUT, Extent, extents
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -45,6 +50,36 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         groups=groups,
         exact=not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling),
     )
+
+
+def after_metadata(observer: Any, model_state: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """A micro-batch comes with its number, and is read with the others (:func:`after_micro_batches`)."""
+    if observer.awaits_operators and "ubatch_idx" not in kwargs:
+        batch = args[0] if args else kwargs["input_batch"]
+        observer.on_operators(model_state.__dict__[LAYOUT].arguments(result, None, _extent_of(batch)))
+
+
+def after_micro_batches(observer: Any, ubatch_runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if observer.awaits_operators:
+        batch = args[0] if args else kwargs["input_batch"]
+        parts = extents(result.slices, batch.num_reqs, batch.num_tokens)
+        of_batches = [
+            (context.attn_metadata, context.slot_mapping, part)
+            for context, part in zip(result.forward_contexts, parts, strict=True)
+        ]
+        observer.on_operators(ubatch_runner.__dict__[LAYOUT].micro_batches(of_batches))
+
+
+def after_forward(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    state = runner.execute_model_state
+    if observer.awaits_operators and state is not None and state.attn_metadata is not None:
+        layout = runner.__dict__[LAYOUT]
+        extent = _extent_of(state.input_batch)
+        observer.on_operators(layout.arguments(state.attn_metadata, state.slot_mappings_by_layer, extent))
+
+
+def _extent_of(batch: Any) -> Extent:
+    return Extent(0, batch.num_reqs, 0, batch.num_tokens, batch.num_tokens)
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..facts.topology import CHUNKED_LOCAL, FULL_ATTENTION, MLA, SLIDING_WINDOW, Group, Ranks, Topology
@@ -18,20 +19,26 @@ _KIND_OF_SPEC = {
 }
 
 
-def read_topology(kv_cache_config: Any) -> Topology:
-    """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged."""
-    groups = tuple(_group(index, group) for index, group in enumerate(kv_cache_config.kv_cache_groups))
+def read_topology(kv_cache_config: Any, kernel_block_sizes: Mapping[int, int] | None = None) -> Topology:
+    """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged.
+
+    ``kernel_block_sizes`` by group, where a runner of this process has them.
+    """
+    kernel_sizes = kernel_block_sizes or {}
+    groups = tuple(
+        _group(index, group, kernel_sizes.get(index)) for index, group in enumerate(kv_cache_config.kv_cache_groups)
+    )
     return Topology(num_blocks=kv_cache_config.num_blocks, null_block_id=NULL_BLOCK_ID, groups=groups)
 
 
-def _group(group_id: int, group: Any) -> Group:
+def _group(group_id: int, group: Any, kernel_block_size: int | None) -> Group:
     spec = group.kv_cache_spec
     kind, visible = _semantics(spec)
     return Group(
         group_id=group_id,
         kind=kind,
         block_size=spec.block_size,
-        kernel_block_size=None,
+        kernel_block_size=kernel_block_size,
         layers=len(group.layer_names),
         visible_tokens=visible,
     )

@@ -10,6 +10,7 @@ from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES
+from .operator import OPERATOR_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         DUMMY_RULES,
     )
     for function in family

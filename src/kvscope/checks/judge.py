@@ -23,6 +23,7 @@ from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES, LifetimeView
+from .operator import OPERATOR_RULES, OperatorView
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
@@ -105,6 +106,13 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
         if step.ledger is not None and finding.generation is None and finding.block_id is not None:
             finding.generation = past.generation(step.ledger, finding.block_id)
     return findings
+
+
+def judge_operators(view: OperatorView, parts: Parts) -> list[Finding]:
+    """Judge what the attention operators get, where it is not what was judged in every byte
+    (:meth:`HandedPlan.agree`).
+    """
+    return _merged(_fired(OPERATOR_RULES, view, parts))
 
 
 def judge_pool(

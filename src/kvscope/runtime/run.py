@@ -80,6 +80,8 @@ class Run:
         self.pending: list[Finding] = []
         self.undelivered: list[Finding] = []
         self.unjudged_cause: str | None = None
+        self.kernel_block_sizes: dict[int, int] = {}
+        self.unread_operators: dict[int, str] = {}
         self.is_open = False
         self.is_closed = False
         self._hooks = hooks
@@ -314,12 +316,14 @@ class Run:
         return counts
 
     def _checks_run(self) -> dict[str, int]:
-        """By check: rows of plans, requests handed over, operations of the pool; then how many blocks were held against
-        the pool itself, and how many dummy runs were looked at.
+        """By check: rows of plans, requests handed over, operations of the pool; then of how many rows the arguments of
+        the operators were compared, how many blocks were held against the pool itself, and how many dummy runs were
+        looked at.
         """
         coverage = self.coverage
         run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
         run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
+        run |= {"operators": coverage.operator_rows} if coverage.operator_rows else {}
         run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
         run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
@@ -339,6 +343,11 @@ class Run:
                 InactiveCheck(check="plan", cause=f"semantics:{group.kind}", group_id=group.group_id)
                 for group in self.topology.groups
                 if not group.judged
+            ]
+        if "kv_trace" in self.parts:
+            inactive += [
+                InactiveCheck(check="C1", reason="operator_argument_mismatch", cause=cause, group_id=group_id)
+                for group_id, cause in sorted(self.unread_operators.items())
             ]
         return inactive
 

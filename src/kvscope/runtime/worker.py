@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
-from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
+from ..checks.handed import HandedPlan
+from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_operators, judge_plan
+from ..checks.operator import OperatorView
 from ..checks.plan_view import StepView
-from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
+from ..facts.operators import OperatorArguments
+from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
 from ..logs import say
@@ -19,6 +22,7 @@ from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from .follower import PoolFollower
+from .refusal import make_harmless, slots_and_tables
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
@@ -44,6 +48,10 @@ class WorkerJudge:
         self._judged_groups = 0
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
+        self.reads_operators = False
+        self._handed: HandedPlan | None = None  # what operators are held against; None where nobody asks for it
+        self._operators_seen = False
+        self.planned_tokens = 0
         self._current: Declaration | None = None
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
@@ -60,11 +68,17 @@ class WorkerJudge:
         self._groups = [BatchTable(self._bindings, index) for index in judged]
         self._followers = [Follower(self._bindings, index) for index in judged]
         self._kept_groups = [None] * len(judged)
+        self._handed = HandedPlan(topology) if judged and "kv_trace" in self._run.parts else None
 
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
         return self._current is None or self._current.is_empty
+
+    @property
+    def awaits_operators(self) -> bool:
+        """Whether there is a plan that the arguments of a forward can be held against."""
+        return self._handed is not None and self._handed.is_kept
 
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
         if self._bindings is None:
@@ -122,8 +136,18 @@ class WorkerJudge:
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
         self._current = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The forward is over, or there was none."""
+        handed = self._handed
+        if handed is not None and handed.is_kept:
+            if not self._operators_seen:
+                self._run.coverage.skipped["C1", "no_operator_arguments"] += handed.rows
+            handed.forget()
 
     def on_launched(self) -> None:
+        self._let_go()
         if self._accounted:
             self._current = None
         else:
@@ -151,12 +175,41 @@ class WorkerJudge:
                         tables_bytes += len(group.tables)
                 self._kept_groups = agreed.groups
                 self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
+                if self.reads_operators:
+                    self._hand_over(plan, agreed.groups)
                 return
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
             self._report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
-                self._refuse(plan, findings)
+                self._refuse(findings, plan)
+        if self.reads_operators:
+            self._hand_over(plan)
+
+    def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
+        if self._handed is not None:
+            self._handed.keep(plan, agreed)
+            self._operators_seen, self.planned_tokens = False, plan.num_tokens
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """What the operators of the step's forward get; a second time where more of it is known."""
+        handed, run, current = self._handed, self._run, self._current
+        if handed is None or current is None or not handed.is_kept:
+            return
+        agreed = handed.agree(arguments)
+        if not self._operators_seen:
+            self._operators_seen = True
+            run.coverage.operator_rows += handed.rows * handed.groups_read
+            for cause in arguments.unread.values():
+                run.coverage.skipped["C1", f"operator_arguments: {cause}"] += handed.rows
+        if agreed:
+            return
+        view = OperatorView(current.step, current.trace_id, handed.plan(), arguments, handed.topology)
+        findings = judge_operators(view, run.parts)
+        if findings:
+            self._report(findings, "runner", "operators")
+            if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
+                self._refuse(findings, arguments)
 
     def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
         """Judge the rows that are declared and whose tables are known; count the others by cause."""
@@ -246,15 +299,12 @@ class WorkerJudge:
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])
 
-    def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
+    def _refuse(self, findings: list[Finding], of: Plan | OperatorArguments) -> None:
         """Keep an access outside the cache from being launched: under ``isolate`` the step goes on without it."""
         fatal = next((finding for finding in findings if finding.launch_fatal and self._run.stops(finding)), None)
         if fatal is not None and self._returns_results:
             error = self._run.violation(fatal)
             say(logging.ERROR, "%s", error)
             raise error
-        num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
-        for group in plan.groups:
-            size = self._bindings.topology.groups[group.group_id].block_size if self._bindings is not None else 1
-            group.slots[(group.slots >= num_blocks * size) | (group.slots < PAD_SLOT)] = PAD_SLOT
-            group.tables[(group.tables < 0) | (group.tables >= num_blocks)] = 0
+        if self._bindings is not None:
+            make_harmless(*slots_and_tables(self._bindings.topology, of))

@@ -10,6 +10,7 @@ import pytest
 import unit.checks.content_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
+import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -24,6 +25,7 @@ from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
+from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -107,6 +109,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         DUMMY_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]

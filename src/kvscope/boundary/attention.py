@@ -1,0 +1,254 @@
+"""Reads what attention operators are called with. Metadata differs by backend: one small adapter a shape.
+
+Sources: ``AttentionGroup`` (``vllm/v1/worker/utils.py``), ``CPUAttentionMetadata``
+(``vllm/v1/attention/backends/cpu_attn.py``), ``MLACommonMetadata``
+(``vllm/model_executor/layers/attention/mla_attention.py``), ``ForwardContext`` (``vllm/forward_context.py``), 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+from ..facts.operators import OperatorArguments, OperatorGroup, OperatorRows, OperatorSlots
+
+LAYOUT = "_kvscope_attention"
+"""Attribute by which a runner carries its :class:`AttentionLayout`."""
+
+
+class Extent(NamedTuple):
+    """Which part of a batch one set of metadata is about: rows from ``first_row`` on and tokens ``first_token`` to
+    ``end_token``, of which those from ``num_tokens`` on are padding.
+    """
+
+    first_row: int
+    rows: int
+    first_token: int
+    end_token: int
+    num_tokens: int
+
+
+Layered = Mapping[str, Any]
+"""Something for each layer, by its name."""
+Rows = Callable[[Any, Extent], list[OperatorRows]]
+Tensors = Callable[[Any], tuple[Any, ...]]
+
+
+class Adapter(NamedTuple):
+    """How one class of metadata, made by one class of builder, is read.
+
+    ``tensors`` are those that ``rows`` reads; where all of them lie where they lay, so does what was read from them.
+    """
+
+    metadata: str
+    tensors: Tensors
+    rows: Rows
+
+
+def _paged_tensors(metadata: Any) -> tuple[Any, ...]:
+    return metadata.block_table, metadata.seq_lens, metadata.query_start_loc, metadata.slot_mapping
+
+
+def _paged_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
+    return [
+        OperatorRows(
+            first_row=extent.first_row,
+            rows=extent.rows,
+            first_token=extent.first_token,
+            end_token=extent.end_token,
+            tables=metadata.block_table.numpy(),
+            seq_lens=metadata.seq_lens.numpy(),
+            query_start=metadata.query_start_loc.numpy(),
+        )
+    ]
+
+
+def _latent_tensors(metadata: Any) -> tuple[Any, ...]:
+    """None where the batch has rows of both sorts or of the second: then there is more than one part to be read."""
+    decode = metadata.decode
+    if decode is None or metadata.prefill is not None:
+        return ()
+    return decode.block_table, decode.seq_lens, metadata.query_start_loc, metadata.slot_mapping
+
+
+def _latent_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
+    """Rows that decode come first (the runner has ordered them so), and each sort has tables of its own. The others are
+    given no lengths: those without a context need none.
+    """
+    decodes, starts = int(metadata.num_decodes), metadata.query_start_loc.numpy()
+    split = extent.first_token + int(metadata.num_decode_tokens)
+    prefill, decode = metadata.prefill, metadata.decode
+    parts = []
+    if decode is not None:
+        parts.append(
+            OperatorRows(
+                first_row=extent.first_row,
+                rows=min(decodes, extent.rows),
+                first_token=extent.first_token,
+                end_token=extent.end_token if prefill is None else split,
+                tables=decode.block_table.numpy(),
+                seq_lens=decode.seq_lens.numpy(),
+                query_start=starts[: decodes + 1],
+            )
+        )
+    if prefill is not None:
+        parts.append(
+            OperatorRows(
+                first_row=extent.first_row + decodes,
+                rows=extent.rows - decodes,
+                first_token=split,
+                end_token=extent.end_token,
+                tables=prefill.block_table.numpy(),
+                query_start=prefill.query_start_loc.numpy(),
+            )
+        )
+    return parts
+
+
+_PAGED = Adapter("CPUAttentionMetadata", _paged_tensors, _paged_rows)
+_LATENT = Adapter("MLACommonMetadata", _latent_tensors, _latent_rows)
+
+ADAPTERS: dict[tuple[str, str], Adapter] = {
+    ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadataBuilder"): _PAGED,
+    ("vllm.model_executor.layers.attention.mla_attention", "MLACommonMetadataBuilder"): _LATENT,
+}
+"""By module and name of the builder, exactly: a builder made out of another one is there to change something."""
+
+
+class _Layers:
+    """The layers of one ``AttentionGroup``: they share their metadata."""
+
+    def __init__(self, group: Any, adapter: Adapter) -> None:
+        self.group_id = int(group.kv_cache_group_id)
+        self.adapter = adapter
+        self.first = group.layer_names[0]
+        names = tuple(group.layer_names)
+        self.of_all: Callable[[Mapping[str, Any]], tuple[Any, ...]] = (
+            itemgetter(*names) if len(names) > 1 else lambda by_layer: (by_layer[names[0]],)
+        )
+        size, kernel_size = group.kv_cache_spec.block_size, group.kernel_block_size
+        self.kernel_blocks = size // kernel_size if kernel_size is not None else 1
+        self.kernel_stride = int(group.kernel_block_stride or self.kernel_blocks) if kernel_size is not None else 1
+
+    def read(self, metadata: Any, slots: Sequence[Any], parts: list[OperatorRows], extent: Extent) -> OperatorGroup:
+        """``slots`` are the mappings that the forward has for these layers, beside that of the metadata."""
+        tokens = min(extent.end_token, extent.num_tokens) - extent.first_token
+        return OperatorGroup(
+            group_id=self.group_id,
+            parts=parts,
+            slots=[
+                OperatorSlots(first_token=extent.first_token, tokens=max(tokens, 0), slots=mapping.numpy())
+                for mapping in {id(mapping): mapping for mapping in (metadata.slot_mapping, *slots)}.values()
+            ],
+            kernel_blocks=self.kernel_blocks,
+            kernel_stride=self.kernel_stride,
+        )
+
+
+class AttentionLayout:
+    """The attention groups of one runner, as ``initialize_kv_cache`` has laid them out.
+
+    ``kernel_block_sizes`` has by KV-cache group what its kernels count in.
+    """
+
+    def __init__(self, attn_groups: Iterable[Iterable[Any]]) -> None:
+        self.layers: list[_Layers] = []
+        self.kernel_block_sizes: dict[int, int] = {}
+        self._unknown: dict[int, str] = {}
+        for group in (group for groups in attn_groups for group in groups):
+            group_id = int(group.kv_cache_group_id)
+            self.kernel_block_sizes[group_id] = int(group.kernel_block_size or group.kv_cache_spec.block_size)
+            builder = type(group.get_metadata_builder())
+            adapter = ADAPTERS.get((builder.__module__, builder.__name__))
+            if adapter is None:
+                self._unknown[group_id] = f"metadata of {builder.__name__}"
+            else:
+                self.layers.append(_Layers(group, adapter))
+        self.layers = [layers for layers in self.layers if layers.group_id not in self._unknown]
+        self._places: list[tuple[Any, ...]] = []
+        self._arguments = OperatorArguments(groups=[])
+
+    @classmethod
+    def of_runner(cls, runner: Any) -> AttentionLayout:
+        """Empty where this runner has no such groups: then nothing is known of any."""
+        try:
+            return cls(runner.attn_groups)
+        except (AttributeError, TypeError, ValueError, IndexError, AssertionError):
+            return cls(())
+
+    def unread(self, group_id: int) -> str | None:
+        """Why the arguments of this KV-cache group cannot be read, None if they can be."""
+        if group_id in self.kernel_block_sizes:
+            return self._unknown.get(group_id)
+        return "no attention group"
+
+    def arguments(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:
+        """What all layers get in one forward; the very object of the step before if everything still lies there.
+
+        ``slots`` is None where the forward has yet to be given its own. Raises KeyError for a layer that has no
+        metadata or no slots: the host's own forward cannot run then.
+        """
+        places: list[tuple[Any, ...]] = [extent]
+        for layers in self.layers:
+            of_layer = metadata[layers.first]
+            shared = all(map(is_, layers.of_all(metadata), repeat(of_layer)))
+            if not shared or type(of_layer).__name__ != layers.adapter.metadata:
+                return self._read(metadata, slots, extent)
+            tensors = layers.adapter.tensors(of_layer)
+            if not tensors:
+                return self._read(metadata, slots, extent)
+            if slots is not None:
+                mapping = slots[layers.first]
+                if not all(map(is_, layers.of_all(slots), repeat(mapping))):
+                    return self._read(metadata, slots, extent)
+                if mapping is not tensors[-1]:
+                    tensors = (*tensors, mapping)
+            places += [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+        if places != self._places:
+            self._arguments, self._places = self._read(metadata, slots, extent), places
+        return self._arguments
+
+    def _read(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:
+        groups, unread = [], dict(self._unknown)
+        for layers in self.layers:
+            mappings = layers.of_all(slots) if slots is not None else ()
+            for of_layers in {id(each): each for each in layers.of_all(metadata)}.values():
+                if type(of_layers).__name__ != layers.adapter.metadata:
+                    unread[layers.group_id] = f"metadata of {type(of_layers).__name__}"
+                    continue
+                parts = layers.adapter.rows(of_layers, extent)
+                groups.append(layers.read(of_layers, mappings, parts, extent))
+        return OperatorArguments(groups=groups, unread=unread)
+
+    def micro_batches(self, of_batches: Iterable[tuple[Layered, Layered, Extent]]) -> OperatorArguments:
+        """The same where a batch is cut into several that overlap each other."""
+        all_arguments = [self._read(metadata, slots, extent) for metadata, slots, extent in of_batches]
+        return OperatorArguments(
+            groups=[group for arguments in all_arguments for group in arguments.groups],
+            unread={group: cause for arguments in all_arguments for group, cause in arguments.unread.items()},
+        )
+
+
+def extents(slices: Sequence[Any], rows: int, num_tokens: int) -> Iterator[Extent]:
+    """Where the micro-batches of ``UBatchSlice`` lie, real rows only (``vllm/v1/worker/ubatch_utils.py``)."""
+    for part in slices:
+        first, stop = part.request_slice.start, min(part.request_slice.stop, rows)
+        yield Extent(first, max(stop - first, 0), part.token_slice.start, part.token_slice.stop, num_tokens)
+
+
+def carriers(runner: Any, layout: AttentionLayout, attribute: str, observer: object) -> tuple[Any, Any]:
+    """Give the layout to every object whose calls yield arguments, and the observer to those that lack it.
+
+    The object whose method says what a forward gets, and that method as its class has it.
+    """
+    setattr(runner, LAYOUT, layout)
+    source = getattr(runner, "model_state", None)
+    if source is None:
+        return runner, getattr(type(runner), "_model_forward", None)
+    for carrier in (source, getattr(runner, "ubatch_runner", None)):
+        if carrier is not None:
+            setattr(carrier, LAYOUT, layout)
+            setattr(carrier, attribute, observer)
+    return source, getattr(type(source), "prepare_attn", None)
