@@ -8,8 +8,7 @@ Sources: ``AttentionGroup`` (``vllm/v1/worker/utils.py``), ``CPUAttentionMetadat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..facts.operators import OperatorArguments, OperatorGroup, OperatorRows, OperatorSlots
@@ -39,7 +38,8 @@ Tensors = Callable[[Any], tuple[Any, ...]]
 class Adapter(NamedTuple):
     """How one class of metadata, made by one class of builder, is read.
 
-    ``tensors`` are those that ``rows`` reads; where all of them lie where they lay, so does what was read from them.
+    ``tensors`` are slots, tables, lengths and offsets, if that is all that ``rows`` reads: where they lie where they
+    lay, so does what was read from them. Else it is empty.
     """
 
     metadata: str
@@ -48,7 +48,7 @@ class Adapter(NamedTuple):
 
 
 def _paged_tensors(metadata: Any) -> tuple[Any, ...]:
-    return metadata.block_table, metadata.seq_lens, metadata.query_start_loc, metadata.slot_mapping
+    return metadata.slot_mapping, metadata.block_table, metadata.seq_lens, metadata.query_start_loc
 
 
 def _paged_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
@@ -66,11 +66,11 @@ def _paged_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
 
 
 def _latent_tensors(metadata: Any) -> tuple[Any, ...]:
-    """None where the batch has rows of both sorts or of the second: then there is more than one part to be read."""
+    """Where the batch has rows that do not decode there is more to be read."""
     decode = metadata.decode
     if decode is None or metadata.prefill is not None:
         return ()
-    return decode.block_table, decode.seq_lens, metadata.query_start_loc, metadata.slot_mapping
+    return metadata.slot_mapping, decode.block_table, decode.seq_lens, metadata.query_start_loc
 
 
 def _latent_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
@@ -123,7 +123,6 @@ class _Layers:
     def __init__(self, group: Any, adapter: Adapter) -> None:
         self.group_id = int(group.kv_cache_group_id)
         self.adapter = adapter
-        self.first = group.layer_names[0]
         names = tuple(group.layer_names)
         self.of_all: Callable[[Mapping[str, Any]], tuple[Any, ...]] = (
             itemgetter(*names) if len(names) > 1 else lambda by_layer: (by_layer[names[0]],)
@@ -147,6 +146,16 @@ class _Layers:
         )
 
 
+def _all_are(one: object, each: tuple[Any, ...]) -> bool:
+    """Whether all are the same object, which is what ``count`` asks first. Others it compares by what they hold; for
+    tensors of several elements that is an error.
+    """
+    try:
+        return each.count(one) == len(each)
+    except (RuntimeError, ValueError):
+        return False
+
+
 class AttentionLayout:
     """The attention groups of one runner, as ``initialize_kv_cache`` has laid them out.
 
@@ -167,7 +176,8 @@ class AttentionLayout:
             else:
                 self.layers.append(_Layers(group, adapter))
         self.layers = [layers for layers in self.layers if layers.group_id not in self._unknown]
-        self._places: list[tuple[Any, ...]] = []
+        self._whole = Extent(0, 0, 0, 0, 0)
+        self._places: list[Any] = []
         self._arguments = OperatorArguments(groups=[])
 
     @classmethod
@@ -184,28 +194,38 @@ class AttentionLayout:
             return self._unknown.get(group_id)
         return "no attention group"
 
+    def whole(self, rows: int, num_tokens: int) -> Extent:
+        """All of a batch; the object of the step before if that one was as large."""
+        if rows != self._whole.rows or num_tokens != self._whole.num_tokens:
+            self._whole = Extent(0, rows, 0, num_tokens, num_tokens)
+        return self._whole
+
     def arguments(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:
         """What all layers get in one forward; the very object of the step before if everything still lies there.
 
         ``slots`` is None where the forward has yet to be given its own. Raises KeyError for a layer that has no
-        metadata or no slots: the host's own forward cannot run then.
+        metadata or no slots: the host's own forward cannot run then. This runs in every step.
         """
-        places: list[tuple[Any, ...]] = [extent]
+        places: list[Any] = [extent]
+        lengths = starts = None
         for layers in self.layers:
-            of_layer = metadata[layers.first]
-            shared = all(map(is_, layers.of_all(metadata), repeat(of_layer)))
-            if not shared or type(of_layer).__name__ != layers.adapter.metadata:
-                return self._read(metadata, slots, extent)
-            tensors = layers.adapter.tensors(of_layer)
-            if not tensors:
+            of_layers = layers.of_all(metadata)
+            first = of_layers[0]
+            tensors = layers.adapter.tensors(first) if _all_are(first, of_layers) else ()
+            if not tensors or type(first).__name__ != layers.adapter.metadata:
                 return self._read(metadata, slots, extent)
             if slots is not None:
-                mapping = slots[layers.first]
-                if not all(map(is_, layers.of_all(slots), repeat(mapping))):
+                mappings = layers.of_all(slots)
+                if not _all_are(mappings[0], mappings):
                     return self._read(metadata, slots, extent)
-                if mapping is not tensors[-1]:
-                    tensors = (*tensors, mapping)
-            places += [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+                if mappings[0] is not tensors[0]:
+                    places += (mappings[0].data_ptr(), mappings[0].shape)
+            if tensors[2] is lengths and tensors[3] is starts:  # all groups of a batch are given the same
+                tensors = tensors[:2]
+            else:
+                _, _, lengths, starts = tensors
+            for tensor in tensors:
+                places += (tensor.data_ptr(), tensor.shape)
         if places != self._places:
             self._arguments, self._places = self._read(metadata, slots, extent), places
         return self._arguments

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, GroupPlan, Plan
-from .attention import LAYOUT, AttentionLayout, Extent, extents
+from .attention import LAYOUT, AttentionLayout, extents
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -118,7 +118,7 @@ def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens:
     """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
     metadata, slots = context.attn_metadata, context.slot_mapping
     if isinstance(metadata, dict):
-        return layout.arguments(metadata, slots, Extent(0, rows, 0, num_tokens, num_tokens))
+        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
     parts = extents(context.ubatch_slices, rows, num_tokens)
     return layout.micro_batches(zip(metadata, slots, parts, strict=True))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..facts.plans import DummyRun, GroupPlan, Plan
-from .attention import LAYOUT, Extent, extents
+from .attention import LAYOUT, extents
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -56,7 +56,8 @@ def after_metadata(observer: Any, model_state: Any, args: Any, kwargs: Any, resu
     """A micro-batch comes with its number, and is read with the others (:func:`after_micro_batches`)."""
     if observer.awaits_operators and "ubatch_idx" not in kwargs:
         batch = args[0] if args else kwargs["input_batch"]
-        observer.on_operators(model_state.__dict__[LAYOUT].arguments(result, None, _extent_of(batch)))
+        layout = model_state.__dict__[LAYOUT]
+        observer.on_operators(layout.arguments(result, None, layout.whole(batch.num_reqs, batch.num_tokens)))
 
 
 def after_micro_batches(observer: Any, ubatch_runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -74,12 +75,8 @@ def after_forward(observer: Any, runner: Any, args: Any, kwargs: Any, result: An
     state = runner.execute_model_state
     if observer.awaits_operators and state is not None and state.attn_metadata is not None:
         layout = runner.__dict__[LAYOUT]
-        extent = _extent_of(state.input_batch)
+        extent = layout.whole(state.input_batch.num_reqs, state.input_batch.num_tokens)
         observer.on_operators(layout.arguments(state.attn_metadata, state.slot_mappings_by_layer, extent))
-
-
-def _extent_of(batch: Any) -> Extent:
-    return Extent(0, batch.num_reqs, 0, batch.num_tokens, batch.num_tokens)
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
