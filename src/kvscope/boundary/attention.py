@@ -117,6 +117,26 @@ ADAPTERS: dict[tuple[str, str], Adapter] = {
 """By module and name of the builder, exactly: a builder made out of another one is there to change something."""
 
 
+_LOCAL_BUILDER = ("vllm.model_executor.layers.attention.chunked_local_attention", "ChunkedLocalAttentionBuilder")
+
+
+def _no_tensors(metadata: Any) -> tuple[Any, ...]:
+    """Made anew in every step."""
+    return ()
+
+
+def _adapter_of(builder: type) -> Adapter | None:
+    """How the metadata of a builder is read; None where that is not known.
+
+    That of chunked-local attention cuts rows into pieces, and has another builder make of them what it always makes.
+    """
+    name = (builder.__module__, builder.__name__)
+    if name != _LOCAL_BUILDER:
+        return ADAPTERS.get(name)
+    below = _adapter_of(builder.__bases__[0])
+    return None if below is not _PAGED else Adapter(below.metadata, _no_tensors, below.rows)
+
+
 class _Layers:
     """The layers of one ``AttentionGroup``: they share their metadata."""
 
@@ -127,6 +147,7 @@ class _Layers:
         self.of_all: Callable[[Mapping[str, Any]], tuple[Any, ...]] = (
             itemgetter(*names) if len(names) > 1 else lambda by_layer: (by_layer[names[0]],)
         )
+        self.chunk_tokens: int | None = getattr(group.kv_cache_spec, "attention_chunk_size", None)
         size, kernel_size = group.kv_cache_spec.block_size, group.kernel_block_size
         self.kernel_blocks = size // kernel_size if kernel_size is not None else 1
         self.kernel_stride = int(group.kernel_block_stride or self.kernel_blocks) if kernel_size is not None else 1
@@ -134,6 +155,8 @@ class _Layers:
     def read(self, metadata: Any, slots: Sequence[Any], parts: list[OperatorRows], extent: Extent) -> OperatorGroup:
         """``slots`` are the mappings that the forward has for these layers, beside that of the metadata."""
         tokens = min(extent.end_token, extent.num_tokens) - extent.first_token
+        for part in parts:
+            part.chunk_tokens = self.chunk_tokens
         return OperatorGroup(
             group_id=self.group_id,
             parts=parts,
@@ -170,7 +193,7 @@ class AttentionLayout:
             group_id = int(group.kv_cache_group_id)
             self.kernel_block_sizes[group_id] = int(group.kernel_block_size or group.kv_cache_spec.block_size)
             builder = type(group.get_metadata_builder())
-            adapter = ADAPTERS.get((builder.__module__, builder.__name__))
+            adapter = _adapter_of(builder)
             if adapter is None:
                 self._unknown[group_id] = f"metadata of {builder.__name__}"
             else:
@@ -233,6 +256,9 @@ class AttentionLayout:
     def _read(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:
         groups, unread = [], dict(self._unknown)
         for layers in self.layers:
+            if layers.chunk_tokens is not None and extent.end_token - extent.first_token != extent.num_tokens:
+                unread[layers.group_id] = "chunks of a micro-batch"
+                continue
             mappings = layers.of_all(slots) if slots is not None else ()
             for of_layers in {id(each): each for each in layers.of_all(metadata)}.values():
                 if type(of_layers).__name__ != layers.adapter.metadata:

@@ -42,7 +42,7 @@ class HandedPlan:
         self._pairs: list[Pair] = []
         self._kernel: list[tuple[Int32, int, OperatorGroup]] = []
         self._expanded: dict[int, tuple[bytes, bytes]] = {}
-        self._is_paired = False
+        self._unpaired: list[OperatorGroup] = []
 
     def forget(self) -> None:
         """There is no plan that anything could be held against."""
@@ -108,26 +108,34 @@ class HandedPlan:
 
     # At a glance ------------------------------------------------------------------------------------------------------
 
-    def agree(self, arguments: OperatorArguments) -> bool:
-        """Whether the operators get what was judged, in every byte. False says no more than that a rule must look."""
+    def doubtful(self, arguments: OperatorArguments) -> list[OperatorGroup]:
+        """The groups that a rule must look at: all, if one byte is not what was judged; else those alone that are not
+        handed over as a whole.
+        """
         if arguments is not self._arguments or self._plan is not self._paired_plan:
             self._pair(arguments)
-        if not self._is_paired:
-            return False
         kept = self._bytes
         for array, index in self._pairs:
             if array.tobytes() != kept[index]:
-                return False
-        return not self._kernel or all(self._expands(*of) for of in self._kernel)
+                return arguments.groups
+        if self._kernel and not all(self._expands(*of) for of in self._kernel):
+            return arguments.groups
+        return self._unpaired
 
     def _pair(self, arguments: OperatorArguments) -> None:
-        """Lay out which array must have which bytes; only where every group is handed over as a whole."""
+        """Lay out which array must have which bytes, where a group is handed over as a whole."""
         self._arguments, self._paired_plan = arguments, self._plan
         self.groups_read = len({group.group_id for group in arguments.groups})
-        self._pairs, self._kernel, self._expanded = [], [], {}
-        self._is_paired = all(map(self._pair_group, arguments.groups))
+        self._kernel, self._expanded, self._unpaired = [], {}, []
+        paired: list[Pair] = []
+        for group in arguments.groups:
+            self._pairs = []
+            if self._pair_group(group):
+                paired += self._pairs
+            else:
+                self._unpaired.append(group)
         # Several groups and layers are given the same arrays: each is looked at once.
-        once = {(id(array), index): (array, index) for array, index in self._pairs}
+        once = {(id(array), index): (array, index) for array, index in paired}
         self._pairs = list(once.values())
 
     def _pair_group(self, group: OperatorGroup) -> bool:
@@ -140,7 +148,9 @@ class HandedPlan:
         (part,) = group.parts
         rows, width = self.rows, self._widths[position]
         whole = part.first_row == part.first_token == 0 and part.rows == rows and part.end_token >= plan.num_tokens
-        if not whole or part.tables.shape[0] < rows or part.tables.shape[1] < width * group.kernel_blocks:
+        if not whole or part.chunk_tokens is not None:
+            return False
+        if part.tables.shape[0] < rows or part.tables.shape[1] < width * group.kernel_blocks:
             return False
         for array, ends, which in (
             (part.seq_lens, rows, _SEQ_LENS),
@@ -151,11 +161,13 @@ class HandedPlan:
                     return False
                 self._pairs.append((array if array.shape[0] == ends else array[:ends], which))
         tables = part.tables[:rows, : width * group.kernel_blocks]
+        if tables.dtype != np.int32:
+            return False
         if group.kernel_blocks == group.kernel_stride == 1:
             self._pairs.append((tables, index + 1))
         else:
             self._kernel.append((tables, index + 1, group))
-        return part.tables.dtype == np.int32
+        return True
 
     def _pair_slots(self, mapping: OperatorSlots, index: int) -> bool:
         planned = self._plan.groups[self._indices[(index - _GROUPS) // 2]].slots

@@ -109,9 +109,7 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
 
 
 def judge_operators(view: OperatorView, parts: Parts) -> list[Finding]:
-    """Judge what the attention operators get, where it is not what was judged in every byte
-    (:meth:`HandedPlan.agree`).
-    """
+    """Judge what the attention operators get, in the groups that are in doubt (:meth:`HandedPlan.doubtful`)."""
     return _merged(_fired(OPERATOR_RULES, view, parts))
 
 

@@ -107,6 +107,9 @@ class OperatorGroupView:
 
     def rows(self, part: OperatorRows) -> Iterator[Finding]:
         """Lengths, query offsets and tables of one part."""
+        if part.chunk_tokens is not None:
+            yield from self._pieces(part, part.chunk_tokens)
+            return
         yield from self._lengths(part)
         yield from self._offsets(part)
         yield from self._tables(part)
@@ -163,7 +166,7 @@ class OperatorGroupView:
         columns = np.arange(width)
         visible = (columns >= first[:, None]) & (columns < needed[:, None])
         expected = kernel_tables(planned, self.arguments).reshape(part.rows, width, ratio)
-        given = self._given(part, width * ratio).reshape(part.rows, width, ratio)
+        given = self._handed(part, part.rows, width * ratio).reshape(part.rows, width, ratio)
         differ = (given != expected) & visible[:, :, None]
         for row in np.flatnonzero(differ.any(axis=(1, 2))).tolist():
             index, kernel = divmod(int(differ[row].reshape(-1).argmax()), ratio)
@@ -171,12 +174,45 @@ class OperatorGroupView:
                 part.first_row + row, index, kernel, int(planned[row, index]), int(given[row, index, kernel])
             )
 
-    def _given(self, part: OperatorRows, width: int) -> Int64:
-        """The part's tables, ``width`` columns wide; what is not there reads as a block that nothing has."""
-        given = np.full((part.rows, width), -1, np.int64)
-        handed = part.tables[: part.rows, :width]
-        given[: handed.shape[0], : handed.shape[1]] = handed
-        return given
+    def _pieces(self, part: OperatorRows, chunk_tokens: int) -> Iterator[Finding]:
+        """All rows, cut where a chunk begins. A piece follows from its tokens alone: they belong to the chunk of their
+        positions, and see it from its first block on up to themselves.
+        """
+        plan, ratio, size = self.view.plan, self.arguments.kernel_blocks, self._kernel_block_size
+        row_of = np.searchsorted(plan.query_start[1:], np.arange(plan.num_tokens), side="right").clip(max=part.rows - 1)
+        begins = plan.positions % chunk_tokens == 0
+        begins[plan.query_start[:-1]] = True
+        starts = np.flatnonzero(begins)
+        ends = np.append(starts[1:], plan.num_tokens)
+        rows, last = row_of[starts], plan.positions[ends - 1]
+        lengths = last % chunk_tokens + 1
+        told: set[int] = set()
+        offsets = np.append(starts, plan.num_tokens)
+        for array, expected in ((part.seq_lens, lengths), (part.query_start, offsets)):
+            given = expected if array is None else _padded(array, len(expected))
+            for piece in np.flatnonzero(given != expected)[:1].tolist():
+                row = int(rows[max(piece - (array is part.query_start), 0)])
+                told.add(row)
+                yield self.finding(row, expected=int(expected[piece]), actual=int(given[piece]))
+        first = last // chunk_tokens * chunk_tokens // size
+        columns = first[:, None] + np.arange(chunk_tokens // size)
+        planned = kernel_tables(self.plan.tables, self.arguments)
+        blocks = planned[rows[:, None], np.minimum(columns, planned.shape[1] - 1)]
+        handed = self._handed(part, *blocks.shape)
+        differ = (handed != blocks) & (np.arange(blocks.shape[1]) * size < lengths[:, None])
+        for piece in np.flatnonzero(differ.any(axis=1)).tolist():
+            row, column = int(rows[piece]), int(differ[piece].argmax())
+            if row not in told:
+                told.add(row)
+                index, kernel = divmod(int(columns[piece, column]), ratio)
+                yield self._entry(row, index, kernel, int(self.plan.tables[row, index]), int(handed[piece, column]))
+
+    def _handed(self, part: OperatorRows, rows: int, width: int) -> Int64:
+        """The part's tables in this shape; what is not there reads as a block that nothing has."""
+        handed = np.full((rows, width), -1, np.int64)
+        tables = part.tables[:rows, :width]
+        handed[: tables.shape[0], : tables.shape[1]] = tables
+        return handed
 
     def _entry(self, row: int, index: int, kernel: int, planned: int, given: int) -> Finding:
         """``given`` is in blocks of the kernel, ``planned`` in those of the manager."""

@@ -18,6 +18,9 @@ class OperatorRows(msgspec.Struct, kw_only=True, gc=False):
     ``end_token`` is where the part ends, which may cut its last row short. ``tables`` is ``int32 [rows, width]`` in
     blocks of the kernel. ``seq_lens`` ``int32 [rows]`` and ``query_start`` ``int32 [rows + 1]``, which counts from the
     part's first token, are None where the operator is not given any. All may have more rows, of padding.
+
+    With ``chunk_tokens`` the rows are cut wherever a chunk of so many tokens of a sequence ends, and the arrays have an
+    entry for each piece: its table begins with its chunk's first block, and its length counts from there.
     """
 
     first_row: int
@@ -27,6 +30,7 @@ class OperatorRows(msgspec.Struct, kw_only=True, gc=False):
     tables: Int32
     seq_lens: Int32 | None = None
     query_start: Int32 | None = None
+    chunk_tokens: int | None = None
 
 
 class OperatorSlots(msgspec.Struct, kw_only=True, gc=False):

@@ -196,15 +196,16 @@ class WorkerJudge:
         handed, run, current = self._handed, self._run, self._current
         if handed is None or current is None or not handed.is_kept:
             return
-        agreed = handed.agree(arguments)
+        doubtful = handed.doubtful(arguments)
         if not self._operators_seen:
             self._operators_seen = True
             run.coverage.operator_rows += handed.rows * handed.groups_read
             for cause in arguments.unread.values():
                 run.coverage.skipped["C1", f"operator_arguments: {cause}"] += handed.rows
-        if agreed:
+        if not doubtful:
             return
-        view = OperatorView(current.step, current.trace_id, handed.plan(), arguments, handed.topology)
+        given = OperatorArguments(groups=doubtful)
+        view = OperatorView(current.step, current.trace_id, handed.plan(), given, handed.topology)
         findings = judge_operators(view, run.parts)
         if findings:
             self._report(findings, "runner", "operators")

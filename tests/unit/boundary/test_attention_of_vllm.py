@@ -6,12 +6,15 @@ functions that prepare them are plain arithmetic on tensors, and run here on the
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvscope.boundary import runner_v1, runner_v2
 from kvscope.boundary.attention import LAYOUT, AttentionLayout, Extent
@@ -21,12 +24,13 @@ from kvscope.facts.plans import Plan
 from unit.boundary.fakes import Told
 from unit.checks.operator_world import judged
 from unit.checks.scenes import ONE_GROUP, Scene
-from unit.checks.worlds import group, pool
+from unit.checks.worlds import LAYOUTS, World, group, pool
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 REASON = "operator_argument_mismatch"
+LOCAL_MODULE = "vllm.model_executor.layers.attention.chunked_local_attention"
 
 
 def scene() -> Plan:
@@ -206,3 +210,91 @@ def test_batches_that_vllm_has_cut_in_two(cut: Any, at: int) -> None:
     for change, row in ((length, 0), (table, 2), (slot, int(rows[at])), (offset, int(rows[at]))):
         (found,) = judged(plan, cut(plan, at, change), ONE_GROUP)
         assert (found.reason, found.row) == (REASON, row), change.__name__
+
+
+# Rows that are cut where a chunk ends ---------------------------------------------------------------------------------
+
+
+def local_group(chunk_tokens: int, kernel: int | None) -> Any:
+    from vllm.model_executor.layers.attention.chunked_local_attention import create_chunked_local_attention_backend
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    of = attention_group(kernel)
+    of.kv_cache_spec.attention_chunk_size = chunk_tokens
+    builder = create_chunked_local_attention_backend(CPUAttentionBackend, chunk_tokens).get_builder_cls()
+    of.metadata_builders = [builder.__new__(builder)]
+    return of
+
+
+def pieces(
+    plan: Plan, kernel: int | None, change: Callable[[Any], object], chunk_tokens: int = 48
+) -> OperatorArguments:
+    """What ``ChunkedLocalAttentionBuilder`` hands to the builder below it, for chunks of 48 tokens."""
+    chunk_tokens = 48
+    from vllm.v1.attention.backends.utils import make_local_attention_virtual_batches
+
+    layers = local_group(chunk_tokens, kernel)
+    if kernel is not None:
+        layers.kernel_block_table = torch.zeros(1, 64, 512, dtype=torch.int32)
+    common = layers._with_kernel_block_table(common_of(plan))
+    cut, _ = make_local_attention_virtual_batches(chunk_tokens, common, kernel or 16)
+    metadata = CPUAttentionMetadata(cut)
+    change(metadata)
+    layout = AttentionLayout([[layers]])
+    assert layout.unread(0) is None
+    extent = layout.whole(len(plan.request_ids), plan.num_tokens)
+    return layout.arguments({"layer": metadata}, {"layer": metadata.slot_mapping}, extent)
+
+
+def spoiled(plan: Plan, rng: random.Random) -> tuple[Callable[[Any], object], int]:
+    """One change of the pieces, and the row that it hurts."""
+    rows, tokens = np.repeat(np.arange(len(plan.request_ids)), np.diff(plan.query_start)), plan.num_tokens
+    token = rng.randrange(tokens)
+    row, position = int(rows[token]), int(plan.positions[token])
+    index = position % 48 // 16
+
+    def piece_of(metadata: Any) -> int:
+        return int(np.searchsorted(metadata.query_start_loc.numpy()[1:], token, side="right"))
+
+    def table(metadata: Any) -> None:
+        ratio = metadata.block_table.shape[1] // 3
+        metadata.block_table[piece_of(metadata), index * ratio] += 1
+
+    def length(metadata: Any) -> None:
+        metadata.seq_lens[piece_of(metadata)] -= 1
+
+    def slot(metadata: Any) -> None:
+        metadata.slot_mapping[token] += 1
+
+    return rng.choice([table, length, slot]), row
+
+
+@pytest.mark.parametrize("kernel", [None, 8])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 10))
+def test_rows_that_vllm_has_cut_where_a_chunk_ends(kernel: int | None, seed: int, steps: int) -> None:
+    world, rng = World(seed, LAYOUTS["chunks"]), random.Random(seed)
+    for _ in range(steps):
+        declaration = world.step()
+        if not declaration.requests.scheduled:
+            continue
+        plan = world.plan(declaration)
+        assert judged(plan, pieces(plan, kernel, lambda _: None), world.topology) == []
+        change, row = spoiled(plan, rng)
+        found = judged(plan, pieces(plan, kernel, change), world.topology)
+        assert [(of.reason, of.row, of.request_id) for of in found] == [(REASON, row, plan.request_ids[row])]
+
+
+def test_chunks_of_a_batch_that_is_cut_in_two_are_not_read() -> None:
+    plan = scene()
+    layout = AttentionLayout([[local_group(48, None)]])
+    metadata = CPUAttentionMetadata(common_of(plan))
+    arguments = layout.micro_batches([({"layer": metadata}, {"layer": metadata.slot_mapping}, Extent(0, 1, 0, 30, 62))])
+    assert (arguments.groups, arguments.unread) == ([], {0: "chunks of a micro-batch"})
+
+
+def test_chunks_over_a_builder_that_is_not_known_are_not_read() -> None:
+    of = attention_group()
+    below = type("ChunkedLocalAttentionBuilder", (object,), {"__module__": LOCAL_MODULE})
+    of.metadata_builders = [below()]
+    assert AttentionLayout([[of]]).unread(0) == "metadata of ChunkedLocalAttentionBuilder"

@@ -91,7 +91,7 @@ def judged(
 ) -> list[Finding]:
     """What is found; where every byte agrees the rule is asked all the same, and must say nothing."""
     handed = handed or hand_over(plan, topology)
-    agreed = handed.agree(arguments)
+    agreed = not handed.doubtful(arguments)
     found = judge_operators(OperatorView(7, "t7", handed.plan(), arguments, topology), PARTS)
     assert not (agreed and found), "the comparison of bytes says otherwise than the rule itself"
     return found
