@@ -34,7 +34,9 @@ class HandedPlan:
         self.groups_read = 0
         self._indices = [index for index, group in enumerate(topology.groups) if group.judged]
         self._position = {topology.groups[index].group_id: n for n, index in enumerate(self._indices)}
+        self._all_judged = len(self._indices) == len(topology.groups)
         self._plan: Plan
+        self._groups: list[GroupPlan] = []
         self._widths: list[int] = []
         self._bytes: list[bytes] = []
         self._arguments: OperatorArguments | None = None
@@ -50,30 +52,34 @@ class HandedPlan:
 
     def keep(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
         """Keep what has just been judged. ``agreed`` has the tables of the judged groups, if somebody kept them
-        already.
+        already. A plan without rows, or in which a group is missing, is not kept: no forward can be made of it.
         """
         kept = [plan.seq_lens.tobytes(), plan.query_start.tobytes()]
         widths = []
         if agreed is not None:
-            for index, group in zip(self._indices, agreed, strict=True):
-                kept.append(plan.groups[index].slots.tobytes())
-                kept.append(group.tables)
-                widths.append(group.width)
+            groups = plan.groups if self._all_judged else [plan.groups[index] for index in self._indices]
+            for group, of in zip(groups, agreed, strict=True):
+                kept += (group.slots.tobytes(), of.tables)
+                widths.append(of.width)
         else:
-            for index in self._indices:
-                group_plan = plan.groups[index]
-                width = self._read_blocks(plan, index)
-                kept.append(group_plan.slots.tobytes())
-                kept.append(group_plan.tables[: len(plan.request_ids), :width].tobytes())
+            found = [plan.group(index, self.topology.groups[index].group_id) for index in self._indices]
+            groups = [group for group in found if group is not None]
+            if len(groups) < len(found) or not plan.request_ids:
+                self.forget()
+                return
+            for group, index in zip(groups, self._indices, strict=True):
+                width = self._read_blocks(plan, group, index)
+                tables = group.tables[: len(plan.request_ids), :width]
+                kept += (group.slots.tobytes(), tables.tobytes())
                 widths.append(width)
         if widths != self._widths:
             self._widths, self._paired_plan = widths, None
-        self._plan, self._bytes, self.is_kept, self.rows = plan, kept, True, len(plan.request_ids)
+        self._plan, self._groups, self._bytes = plan, groups, kept
+        self.is_kept, self.rows = True, len(plan.request_ids)
 
-    def _read_blocks(self, plan: Plan, index: int) -> int:
-        size = self.topology.groups[index].block_size
+    def _read_blocks(self, plan: Plan, group: GroupPlan, index: int) -> int:
         longest = int(plan.seq_lens.max(initial=1))
-        return max(min(-(-longest // size), int(plan.groups[index].tables.shape[1])), 0)
+        return max(min(-(-longest // self.topology.groups[index].block_size), int(group.tables.shape[1])), 0)
 
     def plan(self) -> Plan:
         """The plan as it was, in arrays of its own, with the positions that follow from its lengths. Groups that are
@@ -85,13 +91,13 @@ class HandedPlan:
         seq_lens = np.frombuffer(self._bytes[_SEQ_LENS], np.int32)
         row = np.searchsorted(query_start[1:], np.arange(plan.num_tokens), side="right").clip(max=rows - 1)
         groups = []
-        for n, index in enumerate(self._indices):
+        for n, group in enumerate(self._groups):
             slots, tables = self._bytes[_GROUPS + 2 * n], self._bytes[_GROUPS + 2 * n + 1]
             groups.append(
                 GroupPlan(
-                    group_id=plan.groups[index].group_id,
+                    group_id=group.group_id,
                     tables=np.frombuffer(tables, np.int32).reshape(rows, self._widths[n]),
-                    table_blocks=plan.groups[index].table_blocks,
+                    table_blocks=group.table_blocks,
                     slots=np.frombuffer(slots, np.int64),
                 )
             )
@@ -170,7 +176,7 @@ class HandedPlan:
         return True
 
     def _pair_slots(self, mapping: OperatorSlots, index: int) -> bool:
-        planned = self._plan.groups[self._indices[(index - _GROUPS) // 2]].slots
+        planned = self._groups[(index - _GROUPS) // 2].slots
         if mapping.slots.shape != planned.shape or mapping.slots.dtype != planned.dtype or mapping.first_token != 0:
             return False
         self._pairs.append((mapping.slots, index))

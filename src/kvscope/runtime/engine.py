@@ -99,11 +99,11 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
-        if not self._bindings.doubtful:
+        if not (self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
-        findings = judge_bind(declaration, self._bindings, run.parts)
+        ledger = pool.ledger if pool is not None and pool.lost is None else None
+        findings = judge_bind(declaration, self._bindings, run.parts, ledger)
         if findings:
-            ledger = pool.ledger if pool is not None and pool.lost is None else None
             run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
 

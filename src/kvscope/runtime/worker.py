@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
 from ..checks.handed import HandedPlan
@@ -53,6 +55,7 @@ class WorkerJudge:
         self._operators_seen = False
         self.planned_tokens = 0
         self._current: Declaration | None = None
+        self._in_step = False  # a message is being carried out, with a declaration or without
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
@@ -80,7 +83,13 @@ class WorkerJudge:
         """Whether there is a plan that the arguments of a forward can be held against."""
         return self._handed is not None and self._handed.is_kept
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether slots made now are those of requests that the worker has made up, before the first step."""
+        return self._bindings is not None and not self._in_step and not self._last_step
+
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+        self._in_step = True
         if self._bindings is None:
             return
         run, declared, pool = self._run, declaration.requests, self._pool
@@ -120,6 +129,7 @@ class WorkerJudge:
 
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
+        self._in_step = True
         self._current = self._result_of = None
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
@@ -148,6 +158,7 @@ class WorkerJudge:
 
     def on_launched(self) -> None:
         self._let_go()
+        self._in_step = False
         if self._accounted:
             self._current = None
         else:
@@ -220,12 +231,16 @@ class WorkerJudge:
             step = StepView(
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
-            groups = [step.group(batch) for batch in self._groups]
+            groups = step.groups(self._groups)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
             snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
             self._record(snapshot, len(step.rows), judged.num_tokens)
+            if len(groups) < self._judged_groups:
+                self._run.coverage.skipped["plan", "group_missing"] += len(step.rows) * (
+                    self._judged_groups - len(groups)
+                )
         self._accounted = True
         scheduled = declaration.requests.scheduled
         left_out = len(scheduled) - len(judged.request_ids)
@@ -240,7 +255,7 @@ class WorkerJudge:
             return
         self._run.stream.put(
             "dummy",
-            DummyRun(slots={g: s.copy() for g, s in run.slots.items()}, num_tokens=run.num_tokens),
+            msgspec.structs.replace(run, slots={group: slots.copy() for group, slots in run.slots.items()}),
             component="runner",
             boundary="dummy",
             after_step=self._last_step,
@@ -249,6 +264,10 @@ class WorkerJudge:
         findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=self._ledger)
         if findings:
             self._report(findings, "runner", "dummy")
+
+    def on_dummy_skipped(self, cause: str) -> None:
+        """A run that serves no request cannot be looked at."""
+        self._run.coverage.skipped["dummy", cause] += 1
 
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
@@ -266,6 +285,7 @@ class WorkerJudge:
         self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
+        self._in_step = False
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
@@ -274,7 +294,7 @@ class WorkerJudge:
             self._run.close()
 
     def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
-        coverage, groups = self._run.coverage, len(self._groups)
+        coverage, groups = self._run.coverage, len(plan.groups)
         coverage.rows += rows * groups
         for kind in self._unjudged_kinds:
             coverage.skipped["plan", f"semantics:{kind}"] += rows

@@ -16,7 +16,7 @@ from kvscope.facts.plans import Plan
 from kvscope.facts.topology import FULL_ATTENTION, MLA, SLIDING_WINDOW, Group
 from unit.checks.operator_world import Cut, hand_over, judged, operators, reference, said
 from unit.checks.scenes import ONE_GROUP, decoding
-from unit.checks.worlds import LAYOUTS, World, copied, group
+from unit.checks.worlds import LAYOUTS, World, copied, group, pool
 
 KERNELS: dict[str, tuple[tuple[Group, ...], dict[int, int], dict[int, int]]] = {
     "128 of 16": ((group(0, block_size=128),), {0: 8}, {}),
@@ -187,3 +187,26 @@ def test_a_plan_that_is_forgotten_is_not_waited_for() -> None:
     assert handed.is_kept
     handed.forget()
     assert not handed.is_kept
+
+
+def test_a_plan_that_lacks_a_group_is_not_kept() -> None:
+    layout = pool(group(0), group(1))
+    scene, declaration = decoding(layout)
+    plan = scene.plan(declaration)
+    handed = hand_over(plan, layout)
+    assert handed.is_kept
+    plan.groups.pop(0)
+    handed.keep(plan)
+    assert not handed.is_kept
+
+
+def test_a_group_that_is_not_judged_may_be_missing() -> None:
+    layout = pool(group(0, "mamba"), group(1))
+    scene, declaration = decoding(layout)
+    plan = scene.plan(declaration)
+    arguments = operators(plan)
+    plan.groups.pop(0)
+    arguments.groups.pop(0)
+    assert judged(plan, arguments, layout) == []
+    arguments.groups[0].parts[0].tables[0, 0] = 7
+    assert said(judged(plan, arguments, layout)) == {(1, 0)}

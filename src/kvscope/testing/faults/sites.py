@@ -20,9 +20,12 @@ from kvscope.testing.faults.story import story_sites
 
 def hooks(injection: Injection) -> list[Hook]:
     """Wrap what the fault needs. A host that lacks one of the functions is a LookupError, with nothing left wrapped."""
+    from kvscope.testing.faults.group_faults import GROUP_FAULT, group_sites
     from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT, dummy_sites, padding_sites
 
-    if injection.fault.name == PADDING_FAULT:
+    if injection.fault.name == GROUP_FAULT:
+        sites = group_sites(injection)
+    elif injection.fault.name == PADDING_FAULT:
         sites = padding_sites(injection)
     elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
