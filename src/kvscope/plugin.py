@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import config as configuration
+from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
-from .boundary.attention import AttentionLayout, carriers
+from .boundary.attention import AttentionLayout
+from .boundary.connector import PlanReader
+from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
 from .errors import ConfigurationError
-from .facts.topology import Topology
 from .logs import say
+from .runtime.deferred import DeferredJudge
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
@@ -50,9 +53,14 @@ class LedgerBook:
     def seams_absent(self) -> dict[str, str]:
         return dict(sorted(self._ledger.absent.items()))
 
-    def allocator_faults(self) -> int:
-        """Faults of the block pool's hooks since this process started."""
+    @property
+    def allocator_faults(self) -> list[int]:
+        """Faults of the block pool's hooks since this process started: a list of one number, which goes on counting."""
         return Hook.allocator_faults
+
+    def connector_faults(self) -> int:
+        """Faults of the hooks of what is planned with a connector, since this process started."""
+        return Hook.connector_faults
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""
@@ -137,14 +145,19 @@ class PluginHub:
         run.topology = read_topology(scheduler.kv_cache_config, run.kernel_block_sizes)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
+        connector = getattr(scheduler, "connector", None)
+        reads_plans = connector is not None and self._install_connector(type(connector))
         run.open()
         judge = EngineJudge(run, run.topology)
         setattr(scheduler, OBSERVER, judge)
+        if reads_plans:
+            judge.observe_connector()
+            PlanReader(judge, scheduler)
         allocator = [seam.name for seam in self.table if seam.role == "allocator"]
         if judge.pool is not None and all(name in self.ledger.installed for name in allocator):
             judge.pool.observe(PoolReader(judge, scheduler))
         if "isolate" in map(run.config.action_for, run.parts):
-            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
+            judge.isolate_with(Isolation(SchedulerControl(scheduler), run.names, judge.pool))
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)
@@ -168,29 +181,46 @@ class PluginHub:
         run.kernel_block_sizes = layout.kernel_block_sizes
         topology = read_topology(kv_cache_config, layout.kernel_block_sizes)
         observer.bind_topology(topology)
-        observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
+        observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
-        self._attach_operators(run, observer, worker.model_runner, layout, topology)
+        wrappers = [entry.wrapper for entry in self.ledger.installed.values()]
+        run.unread_operators = layout.attach(worker.model_runner, observer, wrappers, topology)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
-        if not observer.reads_host_tensors:
-            self._refuse_if(refused_groups(run.config, topology, "device_tensors"))
+        if not (observer.reads_host_tensors or isinstance(observer, DeferredJudge)):
+            self._refuse_if(refused_groups(run.config, topology, DEVICE_TENSORS))
         if "engine" not in run.roles:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
 
-    def _attach_operators(
-        self, run: Run, observer: WorkerJudge, runner: Any, layout: AttentionLayout, topology: Topology
-    ) -> None:
-        """Let the arguments of attention be read, as far as they can be, and say where they cannot."""
-        judged = {group.group_id for group in topology.groups if group.judged}
-        source, method = carriers(runner, layout, OBSERVER, observer)
-        seams = [entry for entry in self.ledger.installed.values() if entry.wrapper is method]
-        missing = None if seams else f"{type(source).__name__} has its own {getattr(method, '__name__', 'method')}"
-        unread = {group_id: missing or layout.unread(group_id) for group_id in judged}
-        run.unread_operators = {group_id: cause for group_id, cause in unread.items() if cause is not None}
-        observer.reads_operators = observer.reads_host_tensors and len(run.unread_operators) < len(judged)
+    def _defer(self, run: Run, worker: Any, observer: Any) -> Any:
+        """The observer that can judge this worker's tensors where they are.
+
+        Without the memory for clones, or on a device that torch does not serve, it is one that judges no plan.
+        """
+        runner, judge = worker.model_runner, observer.judge if isinstance(observer, DeferredJudge) else observer
+        judge.reads_host_tensors = False
+        try:
+            device = audit_device(runner)
+            if device is None:
+                judge.reads_host_tensors = True
+                return judge
+            whole = runner_v2.whole_plan(runner) if run.runner == "V2" else runner_v1.whole_plan(runner)
+            ring = CloneRing(device, clone_bytes_of(whole))
+        except Exception as error:  # noqa: BLE001 - the device is anybody's; what it cannot do must not stop the start
+            text = "kvscope: plans on this device are not judged (%s)"
+            say(logging.WARNING, text, type(error).__name__, error=error)
+            return judge
+        setattr(runner, CLONES, ring)
+        run.device_clone_bytes = ring.device_bytes
+        self._install("deferred_v2" if run.runner == "V2" else "deferred_v1")
+        if isinstance(observer, DeferredJudge):
+            return observer
+        ranks = read_ranks(worker.vllm_config, worker.rank)
+        deferred = DeferredJudge(judge, run, returns_results=returns_results(worker.vllm_config, ranks))
+        setattr(worker, OBSERVER, deferred)
+        return deferred
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""
@@ -254,6 +284,11 @@ class PluginHub:
         for seam in self.table:
             if seam.role == role:
                 self.ledger.install(seam, load=load)
+
+    def _install_connector(self, kind: type) -> bool:
+        """Wrap what leads to a connector of this class; whether all of it is wrapped."""
+        seams = [seam.on(kind) if seam.interface else seam for seam in self.table if seam.role == "connector"]
+        return all(self.ledger.install(seam) for seam in seams)
 
     def _note_overrides(self, runner: Any) -> None:
         """A subclass that replaces a method of ours without calling it takes the seam out of the path."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvscope.checks.catalog import RULES
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, occasion, workload
+from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.live import LiveTrace, findings_in
 
@@ -30,7 +31,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "quiet" in metafunc.fixturenames:
         metafunc.parametrize("quiet", [name for name in names if name in QUIET])
     if "fault" in metafunc.fixturenames:
-        metafunc.parametrize("fault", names)
+        first = {_way_to_stop(FAULTS[name]): name for name in reversed(names)}
+        metafunc.parametrize(
+            "fault", [name if name in first.values() else pytest.param(name, marks=pytest.mark.long) for name in names]
+        )
+
+
+def _way_to_stop(fault: Fault) -> tuple[object, ...]:
+    """What `raise` may depend on: where the finding is made, by which check, and whether a launch must be refused.
+
+    An engine that was stopped cannot go on, so each fault needs one of its own; the first of each way is tried always,
+    the others with `--long`.
+    """
+    return fault.point, RULES[fault.expected].check, fault.crashes
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,12 @@ def observed_preempting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]
         yield pair
 
 
+@pytest.fixture(scope="module")
+def observed_loading(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", LOADING) as pair:
+        yield pair
+
+
 def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -> None:
     llm, trace = observed
     trace.mark()
@@ -55,8 +74,9 @@ def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -
 
 
 def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
-    name = "observed_preempting" if selftest.needs_preemption(quiet) else "observed"
-    llm, trace = request.getfixturevalue(name)
+    settings = occasion(FAULTS[quiet])[0]
+    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting"), (LOADING, "observed_loading")]
+    llm, trace = request.getfixturevalue(next(name for at, name in engines if at is settings))
     outcome = selftest.inject(llm, trace, quiet)
     assert outcome.injected
     assert outcome.mistakes == []
@@ -132,8 +152,9 @@ def test_with_everything_off_no_fault_is_noticed(
     fired = []
     with engine.running(**SETTINGS) as llm:
         for name in QUIET:
-            # Without kvscope nothing is attached that could be lost on the way, and nothing is preempted here.
-            if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
+            # Without kvscope nothing is attached that could be lost; here nothing is preempted, and nothing is loaded.
+            same_engine = occasion(FAULTS[name])[0] is SETTINGS
+            if runner in FAULTS[name].runners and same_engine and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:
                     workload(llm, until=lambda: injection.fired, **occasion(FAULTS[name])[1])
                 fired.append(injection.fired)

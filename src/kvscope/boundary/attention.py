@@ -12,6 +12,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..facts.operators import OperatorArguments, OperatorGroup, OperatorRows, OperatorSlots
+from ..facts.topology import Topology
+from .ledger import OBSERVER
 
 LAYOUT = "_kvscope_attention"
 """Attribute by which a runner carries its :class:`AttentionLayout`."""
@@ -217,6 +219,29 @@ class AttentionLayout:
             return self._unknown.get(group_id)
         return "no attention group"
 
+    def attach(self, runner: Any, observer: Any, wrappers: Sequence[object], topology: Topology) -> dict[int, str]:
+        """Let an observer read what the operators of a runner get, as far as it can be read.
+
+        ``wrappers`` are the functions that stand in place of the host's. By KV-cache group, why it cannot be.
+        """
+        source = getattr(runner, "model_state", None)
+        carriers = [runner] if source is None else [runner, source, getattr(runner, "ubatch_runner", None)]
+        for carrier in filter(None, carriers):
+            setattr(carrier, LAYOUT, self)
+            setattr(carrier, OBSERVER, observer)
+        name = "_model_forward" if source is None else "prepare_attn"
+        owner = type(source or runner)
+        missing = None
+        if not observer.reads_host_tensors:
+            missing = "device_tensors"
+        elif getattr(owner, name, None) not in wrappers:
+            missing = f"{owner.__name__} has its own {name}"
+        judged = [group.group_id for group in topology.groups if group.judged]
+        unread = {group_id: missing or self.unread(group_id) for group_id in judged}
+        told = {group_id: cause for group_id, cause in unread.items() if cause is not None}
+        observer.reads_operators = len(told) < len(judged)
+        return told
+
     def whole(self, rows: int, num_tokens: int) -> Extent:
         """All of a batch; the object of the step before if that one was as large."""
         if rows != self._whole.rows or num_tokens != self._whole.num_tokens:
@@ -282,19 +307,3 @@ def extents(slices: Sequence[Any], rows: int, num_tokens: int) -> Iterator[Exten
     for part in slices:
         first, stop = part.request_slice.start, min(part.request_slice.stop, rows)
         yield Extent(first, max(stop - first, 0), part.token_slice.start, part.token_slice.stop, num_tokens)
-
-
-def carriers(runner: Any, layout: AttentionLayout, attribute: str, observer: object) -> tuple[Any, Any]:
-    """Give the layout to every object whose calls yield arguments, and the observer to those that lack it.
-
-    The object whose method says what a forward gets, and that method as its class has it.
-    """
-    setattr(runner, LAYOUT, layout)
-    source = getattr(runner, "model_state", None)
-    if source is None:
-        return runner, getattr(type(runner), "_model_forward", None)
-    for carrier in (source, getattr(runner, "ubatch_runner", None)):
-        if carrier is not None:
-            setattr(carrier, LAYOUT, layout)
-            setattr(carrier, attribute, observer)
-    return source, getattr(type(source), "prepare_attn", None)

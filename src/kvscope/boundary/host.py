@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
+from .device import Clone
 
 
 class Observer(Protocol):
@@ -39,11 +42,21 @@ class EngineObserver(Observer, Protocol):
 
     def on_schedule(self, declaration: Declaration) -> None: ...
 
+    def on_connector_plan(self, plan: ConnectorPlan) -> None: ...
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None: ...
+
+    @property
+    def failed_loads(self) -> list[str]: ...
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None: ...
+
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None: ...
 
     def on_updated(self) -> None: ...
 
-    def on_outputs(self, outputs: object) -> None: ...
+    @property
+    def answers(self) -> Callable[[object], None] | None: ...
 
     def on_reset(self) -> None: ...
 
@@ -54,6 +67,7 @@ class WorkerObserver(Observer, Protocol):
     """
 
     reads_host_tensors: bool
+    reads_operators: bool
     planned_tokens: int
 
     @property
@@ -84,6 +98,25 @@ class WorkerObserver(Observer, Protocol):
     def on_dummy_skipped(self, cause: str) -> None: ...
 
     def on_result(self, result: StepResult | None) -> None: ...
+
+
+class DeferringObserver(WorkerObserver, Protocol):
+    """Observes a worker whose tensors are on a device; ``reads_host_tensors`` is False.
+
+    ``settle`` and what ``due`` returns, an object with a ``settle``, may raise ViolationError.
+    """
+
+    has_begun: bool
+
+    def on_plan_clone(self, clone: Clone[Plan]) -> None: ...
+
+    def on_dummy_clone(self, clone: Clone[DummyRun]) -> None: ...
+
+    def make_room(self) -> None: ...
+
+    def settle(self, number: int | None = None) -> None: ...
+
+    def due(self) -> Any: ...
 
 
 class Hub(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
+from .connector import connector_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
 from .wrapping import After, Before, around, creation
@@ -18,7 +19,8 @@ HOSTS = ("0.32",)
 
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
-    return (*_bootstrap(hub), *_frontend(hub), *_engine(hub), *pool_seams(), *_worker(hub), *_runners())
+    engine = (*_engine(hub), *pool_seams(), *connector_seams())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs())
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:
@@ -240,6 +242,28 @@ def _metadata_v2() -> tuple[Seam, ...]:
             for name, owner in classes
         ),
         micro_batches,
+    )
+
+
+def _outputs() -> tuple[Seam, ...]:
+    """Where somebody takes a result that the device has yet to finish; wrapped only if plans are on a device."""
+    v1, v2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.async_utils"
+    return (
+        _output_seam("runner_v1.output", f"{v1}:AsyncGPUModelRunnerOutput", "deferred_v1"),
+        _output_seam("runner_v1.pooled", f"{v1}:AsyncGPUPoolingModelRunnerOutput", "deferred_v1"),
+        _output_seam("runner_v2.output", f"{v2}:AsyncOutput", "deferred_v2"),
+        _output_seam("runner_v2.pooled", f"{v2}:AsyncPoolingOutput", "deferred_v2"),
+    )
+
+
+def _output_seam(name: str, owner: str, role: Role) -> Seam:
+    return Seam(
+        name,
+        f"{owner}.get_output",
+        role,
+        around(after=results.after_output, carrier=results.DUE),
+        fact="that the result of a step is taken, which is when its plan on the device is judged",
+        lost="plans on a device are judged late, when their step's result has taken effect",
     )
 
 

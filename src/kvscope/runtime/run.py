@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Literal, Protocol
@@ -52,7 +53,10 @@ class HookBook(Protocol):
 
     def seams_absent(self) -> dict[str, str]: ...
 
-    def allocator_faults(self) -> int: ...
+    @property
+    def allocator_faults(self) -> list[int]: ...
+
+    def connector_faults(self) -> int: ...
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
@@ -62,6 +66,9 @@ class Run:
 
     ``pending`` holds findings that are not just logged until EngineCore, if it lives in this process, takes them up;
     another process posts them into its mailbox, and keeps the first in ``undelivered`` where it could not have one.
+
+    ``device_clone_bytes`` is what the clones for the deferred audit take of a device's memory, None without such an
+    audit, and ``before_close`` who has something to say before the last record is written.
     """
 
     def __init__(self, run_id: str, config: Config, hooks: HookBook, versions: tuple[str | None, str | None]) -> None:
@@ -82,6 +89,8 @@ class Run:
         self.unjudged_cause: str | None = None
         self.kernel_block_sizes: dict[int, int] = {}
         self.unread_operators: dict[int, str] = {}
+        self.device_clone_bytes: int | None = None
+        self.before_close: list[Callable[[], None]] = []
         self.is_open = False
         self.is_closed = False
         self._hooks = hooks
@@ -89,13 +98,17 @@ class Run:
         self._versions = versions
         self._folds = FindingFolds()
         self._state_due = 0.0
-        self._stream: Stream | None = None
         self._coverage_due = 0.0
 
     @property
-    def allocator_faults(self) -> int:
-        """Faults of the hooks of the block pool in this process."""
-        return self._hooks.allocator_faults()
+    def allocator_faults(self) -> list[int]:
+        """Faults of the hooks of the block pool in this process: a list of one number, which goes on counting."""
+        return self._hooks.allocator_faults
+
+    @property
+    def connector_faults(self) -> int:
+        """Faults of the hooks of what is planned with a connector, in this process."""
+        return self._hooks.connector_faults()
 
     @property
     def process(self) -> str:
@@ -104,21 +117,24 @@ class Run:
             return "all" if "frontend" in self.roles else "engine"
         return "worker" if "worker" in self.roles else "frontend"
 
-    @property
+    @cached_property
     def stream(self) -> Stream:
         """Where records go; made on first use, so that a process which has nothing to say makes no file."""
-        if self._stream is None:
-            self._stream = Stream(
-                Path(self.config.output.dir),
-                self.run_id,
-                self.process,
-                self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
-                output=self.config.output,
-                identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
-                names=self.names,
-            )
-            self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
-        return self._stream
+        self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
+        return Stream(
+            Path(self.config.output.dir),
+            self.run_id,
+            self.process,
+            self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
+            output=self.config.output,
+            identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
+            names=self.names,
+        )
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether this process has had something to say."""
+        return "stream" in self.__dict__
 
     @property
     def engine_id(self) -> str:
@@ -155,6 +171,7 @@ class Run:
             platform_version=self._versions[1],
             runner=self.runner if self.runner is not None else UNSET,
             rank=self.ranks.world,
+            device_clone_bytes=self.device_clone_bytes,
             shared_file=f"{self.stream.stem}.shared" if self.stream.shared is not None else None,
         )
 
@@ -255,7 +272,9 @@ class Run:
         """Write the last findings, the last coverage and what is queued, and end this process' stream. A second call
         does nothing.
         """
-        if self._stream is not None and not self.is_closed:
+        if self.has_stream and not self.is_closed:
+            for say_last in self.before_close:
+                say_last()
             self.is_closed = True
             for last in self._folds.take_unwritten():
                 finding = last.finding
@@ -263,7 +282,7 @@ class Run:
                 violation = self._violation(finding, repeats)
                 self.stream.violation(violation, component=last.component, boundary=last.boundary)
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
-            self._stream.close()
+            self.stream.close()
 
     def mailboxes(self) -> list[MailboxReader]:
         """The mailboxes of this engine's workers that live in processes of their own, on this host."""

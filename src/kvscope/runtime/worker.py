@@ -76,7 +76,7 @@ class WorkerJudge:
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
-        return self._current is None or self._current.is_empty
+        return self._current is None or not self._current.total_num_scheduled_tokens
 
     @property
     def awaits_operators(self) -> bool:
@@ -271,7 +271,7 @@ class WorkerJudge:
 
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
-        if declaration is None or declaration.is_empty or result is None:
+        if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
         self._run.stream.put(
             "worker_result",
@@ -282,11 +282,16 @@ class WorkerJudge:
             trace_id=declaration.trace_id,
             approx_bytes=64 * len(result.request_ids),
         )
-        self._run.cover("worker", "worker_result")
+        if "engine" not in self._run.roles:  # which says it for both
+            self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._in_step = False
         self._end_step("native_error")
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
+    def on_late_error(self, boundary: str, error_type: str) -> None:
+        """The host failed when somebody took the result of a step that had been launched long before."""
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
     def on_shutdown(self) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from kvscope.boundary import runner_v1, runner_v2
-from kvscope.boundary.attention import ADAPTERS, LAYOUT, AttentionLayout, Extent, carriers, extents
+from kvscope.boundary.attention import ADAPTERS, LAYOUT, AttentionLayout, Extent, extents
 from kvscope.boundary.ledger import OBSERVER
 from unit.boundary.fakes import Told
+from unit.checks.worlds import group, pool
 
 torch = pytest.importorskip("torch")
 
@@ -335,12 +336,37 @@ class State:
     def prepare_attn(self) -> None: ...
 
 
+WRAPPERS = [RunnerV1._model_forward, State.prepare_attn]
+
+
+def on_host(**more: Any) -> Any:
+    return SimpleNamespace(**{"reads_host_tensors": True, **more})
+
+
 def test_every_object_that_yields_arguments_carries_what_reads_them() -> None:
-    layout, observer = AttentionLayout([]), object()
+    layout, observer, topology = AttentionLayout([[attn_group()]]), on_host(), pool(group(0))
     v1 = RunnerV1()
-    assert carriers(v1, layout, OBSERVER, observer) == (v1, RunnerV1._model_forward)
     v2 = SimpleNamespace(model_state=State(), ubatch_runner=SimpleNamespace())
-    assert carriers(v2, layout, OBSERVER, observer) == (v2.model_state, State.prepare_attn)
-    assert all(getattr(host, LAYOUT) is layout for host in (v1, v2, v2.model_state, v2.ubatch_runner))
-    assert all(getattr(host, OBSERVER) is observer for host in (v2.model_state, v2.ubatch_runner))
-    carriers(SimpleNamespace(model_state=State(), ubatch_runner=None), layout, OBSERVER, observer)
+    alone = SimpleNamespace(model_state=State(), ubatch_runner=None)
+    for runner in (v1, v2, alone):
+        assert layout.attach(runner, observer, WRAPPERS, topology) == {}
+        assert observer.reads_operators
+    for carrier in (v1, v2, v2.model_state, v2.ubatch_runner, alone.model_state):
+        assert getattr(carrier, LAYOUT) is layout
+        assert getattr(carrier, OBSERVER) is observer
+
+
+def test_where_arguments_cannot_be_read_it_is_said_why() -> None:
+    class Own(RunnerV1):
+        def _model_forward(self) -> None: ...
+
+    layout = AttentionLayout([[attn_group()], [attn_group(1, made_by=builder(module="elsewhere"))]])
+    topology = pool(group(0), group(1), group(2, "mamba"))
+    odd = "metadata of CPUAttentionMetadataBuilder"
+    for runner, observer, expected in (
+        (RunnerV1(), on_host(), {1: odd}),
+        (Own(), on_host(), dict.fromkeys((0, 1), "Own has its own _model_forward")),
+        (RunnerV1(), on_host(reads_host_tensors=False), dict.fromkeys((0, 1), "device_tensors")),
+    ):
+        assert layout.attach(runner, observer, WRAPPERS, topology) == expected
+        assert observer.reads_operators is (len(expected) < 2)

@@ -1,12 +1,13 @@
 """The places in the host where faults go in, for vLLM 0.32. None of them is a seam of kvscope.
 
 Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler side: before
-`Scheduler._update_after_schedule`; for the allocator `story`; and around `execute_model` of the executors, or, for one
-rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`).
+`Scheduler._update_after_schedule`; and around `execute_model` of the executors, or, for one rank alone, around
+`WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`). For the allocator and a connector `story`.
 """
 
 from typing import Any
 
+from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -37,6 +38,8 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = _declaration_sites(injection)
     elif injection.fault.point == "allocator":
         sites = story_sites(injection, STORIES[injection.fault.name])
+    elif injection.fault.point == "connector":
+        sites = story_sites(injection, CONNECTOR_STORIES[injection.fault.name])
     else:
         sites = _handover_sites(injection)
     wrapped: list[Hook] = []
