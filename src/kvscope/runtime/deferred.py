@@ -18,6 +18,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ViolationError
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
@@ -103,6 +104,10 @@ class DeferredJudge:
         self.judge.bind_topology(topology)
 
     # What the worker is told ------------------------------------------------------------------------------------------
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """Nobody asks for them: they are on the device, and the plan to hold them against has yet to arrive."""
+        self.judge.on_operators(arguments)
 
     @property
     def expects_no_plan(self) -> bool:

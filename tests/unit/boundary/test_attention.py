@@ -123,8 +123,8 @@ def test_one_layer_that_has_its_own_is_not_overlooked() -> None:
     slots = {"0.0": metadata.slot_mapping, "0.1": torch.tensor([7, 7, 7, 7])}
     groups = layout.arguments(of_layers, slots, EXTENT).groups
     assert [group.parts[0].tables[0, 0] for group in groups] == [0, 50]
-    for group in groups:
-        assert [7, 7, 7, 7] in [mapping.slots.tolist() for mapping in group.slots]
+    for each in groups:
+        assert [7, 7, 7, 7] in [mapping.slots.tolist() for mapping in each.slots]
     same = layout.arguments(by_layer(metadata), slots, EXTENT).groups
     assert [[7, 7, 7, 7] in [mapping.slots.tolist() for mapping in group.slots] for group in same] == [True]
 
