@@ -11,6 +11,7 @@ import pytest
 from kvscope.errors import ViolationError
 from kvscope.facts.operators import OperatorArguments
 from kvscope.facts.plans import Plan
+from kvscope.runtime.inactive import inactive_checks
 from unit.checks.operator_world import operators
 from unit.checks.worlds import group, pool
 from unit.runtime.support import Live, last_coverage, of_event
@@ -181,5 +182,5 @@ def test_under_log_nothing_is_changed(tmp_path: Path) -> None:
 def test_groups_that_cannot_be_read_are_announced(tmp_path: Path) -> None:
     engine = Live(tmp_path)
     engine.run.unread_operators = {0: "metadata of OddBuilder"}
-    inactive = [said for said in engine.run._inactive() if said.check == "C1"]
+    inactive = [said for said in inactive_checks(engine.run) if said.check == "C1"]
     assert [(said.reason, said.cause, said.group_id) for said in inactive] == [(REASON, "metadata of OddBuilder", 0)]
