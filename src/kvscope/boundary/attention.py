@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..facts.operators import OperatorArguments, OperatorGroup, OperatorRows, OperatorSlots
 from ..facts.topology import Topology
 from .ledger import OBSERVER
+from .slots import as_slots, is_direct
 
 LAYOUT = "_kvscope_attention"
 """Attribute by which a runner carries its :class:`AttentionLayout`."""
@@ -150,7 +151,8 @@ class _Layers:
             itemgetter(*names) if len(names) > 1 else lambda by_layer: (by_layer[names[0]],)
         )
         self.chunk_tokens: int | None = getattr(group.kv_cache_spec, "attention_chunk_size", None)
-        size, kernel_size = group.kv_cache_spec.block_size, group.kernel_block_size
+        self.block_size = size = int(group.kv_cache_spec.block_size)
+        kernel_size = group.kernel_block_size
         self.kernel_blocks = size // kernel_size if kernel_size is not None else 1
         self.kernel_stride = int(group.kernel_block_stride or self.kernel_blocks) if kernel_size is not None else 1
 
@@ -163,12 +165,17 @@ class _Layers:
             group_id=self.group_id,
             parts=parts,
             slots=[
-                OperatorSlots(first_token=extent.first_token, tokens=max(tokens, 0), slots=mapping.numpy())
+                self._slots(mapping.numpy(), extent.first_token, max(tokens, 0))
                 for mapping in {id(mapping): mapping for mapping in (metadata.slot_mapping, *slots)}.values()
             ],
             kernel_blocks=self.kernel_blocks,
             kernel_stride=self.kernel_stride,
         )
+
+    def _slots(self, mapping: Any, first_token: int, tokens: int) -> OperatorSlots:
+        slots = as_slots(mapping, self.block_size)
+        host_slots = None if is_direct(mapping) else mapping
+        return OperatorSlots(first_token=first_token, tokens=tokens, slots=slots, host_slots=host_slots)
 
 
 def _all_are(one: object, each: tuple[Any, ...]) -> bool:
@@ -234,6 +241,8 @@ class AttentionLayout:
         missing = None
         if not observer.reads_host_tensors:
             missing = "device_tensors"
+        elif topology.context_parallel:  # lengths are a rank's own there, and rows may be in another order
+            missing = "context_parallel"
         elif getattr(owner, name, None) not in wrappers:
             missing = f"{owner.__name__} has its own {name}"
         judged = [group.group_id for group in topology.groups if group.judged]
@@ -275,7 +284,9 @@ class AttentionLayout:
             for tensor in tensors:
                 places += (tensor.data_ptr(), tensor.shape)
         if places != self._places:
-            self._arguments, self._places = self._read(metadata, slots, extent), places
+            self._arguments = self._read(metadata, slots, extent)
+            are_views = all(each.host_slots is None for group in self._arguments.groups for each in group.slots)
+            self._places = places if are_views else []
         return self._arguments
 
     def _read(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
+from ..facts.context_parallel import LocalLengths
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
@@ -71,6 +72,9 @@ class WorkerObserver(Observer, Protocol):
     planned_tokens: int
 
     @property
+    def reads_local_lengths(self) -> bool: ...
+
+    @property
     def expects_no_plan(self) -> bool: ...
 
     @property
@@ -83,6 +87,8 @@ class WorkerObserver(Observer, Protocol):
     def on_input_unobserved(self, received: StepRequests) -> None: ...
 
     def on_plan(self, plan: Plan) -> None: ...
+
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
 

@@ -6,7 +6,10 @@ and the slot mapping of the forward context, by which layers write their cache (
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import numpy.typing as npt
 
 from .plans import Int32, Int64
 
@@ -35,12 +38,13 @@ class OperatorRows(msgspec.Struct, kw_only=True, gc=False):
 
 class OperatorSlots(msgspec.Struct, kw_only=True, gc=False):
     """A slot mapping, ``int64 [tokens, padding included]``, that begins with token ``first_token`` of the batch and has
-    ``tokens`` real ones.
+    ``tokens`` real ones. Where it is a copy, because the host has it in another shape, ``host_slots`` is the host's.
     """
 
     first_token: int
     tokens: int
     slots: Int64
+    host_slots: npt.NDArray[Any] | None = None
 
 
 class OperatorGroup(msgspec.Struct, kw_only=True, gc=False):

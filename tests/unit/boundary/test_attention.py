@@ -6,6 +6,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -370,3 +371,26 @@ def test_where_arguments_cannot_be_read_it_is_said_why() -> None:
     ):
         assert layout.attach(runner, observer, WRAPPERS, topology) == expected
         assert observer.reads_operators is (len(expected) < 2)
+
+
+def test_under_context_parallelism_nothing_is_read() -> None:
+    topology = msgspec.structs.replace(pool(group(0)), dcp_size=2)
+    observer = on_host()
+    told = AttentionLayout([[attn_group()]]).attach(RunnerV1(), observer, WRAPPERS, topology)
+    assert (told, observer.reads_operators) == ({0: "context_parallel"}, False)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_slots_in_another_shape_are_numbers_all_the_same_and_read_in_every_step(pairs: bool) -> None:
+    buffers, layout = Buffers(), AttentionLayout([[attn_group()]])
+    slots = torch.tensor([10, 84, 21, -1])
+    raw = torch.stack((slots // 64, slots % 64), 1).to(torch.int32) if pairs else slots.to(torch.int32)
+    metadata = buffers.metadata()
+    metadata.slot_mapping = raw
+    for value in (10, 11):
+        raw[0] = torch.tensor([0, value]) if pairs else value
+        (of,) = layout.arguments(by_layer(metadata), by_layer(raw), EXTENT).groups
+        (mapping,) = of.slots
+        assert mapping.slots.tolist() == [value, 84, 21, -1]
+        assert mapping.host_slots is not None
+        assert mapping.host_slots.shape == tuple(raw.shape)
