@@ -20,6 +20,7 @@ from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
+from ..state.tails import TailCensus
 from .follower import PoolFollower
 from .run import Run
 from .selection import judged_rows
@@ -51,6 +52,7 @@ class WorkerJudge:
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
+        self._tails = TailCensus()
         self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
@@ -131,6 +133,7 @@ class WorkerJudge:
         """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
+            self._run.coverage.miss_plan(self._current.step)
         self._current = None
 
     def on_launched(self) -> None:
@@ -152,6 +155,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
+        if self._tails.is_due():
+            self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
