@@ -39,7 +39,7 @@ Word = Literal["ok", "failed", "not run"]
 _PROBES = 4
 _PROBE_TOKENS = 16
 _PROBED = 8
-_SERVER_DEADLINE_S = 240
+_SERVER_DEADLINE_S = 400
 
 
 class CellResult(msgspec.Struct, kw_only=True):
@@ -234,7 +234,8 @@ def _server(
     """Requests of :mod:`kvscope.testing.load`, as many as there are calls, some of which are cancelled."""
     arguments = ["--data-parallel-size", str(feature.engines), "--shutdown-timeout", "20"]
     requests = completions(len(calls))
-    with serving(log, runner=runner, additional_config=switches, arguments=arguments) as server:
+    given = {"additional_config": switches, "arguments": arguments, "deadline_s": _SERVER_DEADLINE_S}
+    with serving(log, runner=runner, **given) as server:
         load = send(server.url, requests, deadline_s=_SERVER_DEADLINE_S)
         server.stop()
     outcome = Outcome(unfinished=load.mistakes(requests))
