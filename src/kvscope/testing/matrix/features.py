@@ -51,10 +51,10 @@ _FEWEST_TOKENS = 16
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
     """`rows_per_token` is how many rows a token makes (groups x ranks, less where drafts are accepted), `v1_share` how
-    much of the usual rows runner V1 is to make (more where a row costs little). `evidence` are numbers that must be more
-    than zero for the feature to have taken place, `one_engine` says that a process can start no other engine afterwards,
-    `judged` whether any group of the model has semantics that rules judge, and `known` has reasons found because of a
-    defect of vLLM, with the place that explains it.
+    much of the usual rows runner V1 is to make (more where a row costs little). `evidence` are numbers that must be
+    more than zero for the feature to have taken place, `one_engine` says that a process can start no other engine
+    afterwards, `judged` whether any group of the model has semantics that rules judge, and `known` has reasons found
+    because of a defect of vLLM, with the place that explains it.
     """
 
     name: str
