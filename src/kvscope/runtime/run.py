@@ -145,7 +145,7 @@ class Run:
         """Start writing: everything that kv.enabled says is known now."""
         if not self.is_open:
             self.is_open = True
-            sizes = {group.group_id: group.block_size for group in self.topology.groups} if self.topology else None
+            sizes = {group.group_id: group.slots_per_block for group in self.topology.groups} if self.topology else None
             self.stream.open(self.enabled, block_sizes=sizes)
             if "engine" in self.roles:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))
@@ -307,7 +307,9 @@ class Run:
             hook_calls={name: values[0] for name, values in spent.items()},
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
             hook_time_ns={name: values[2] for name, values in spent.items()},
+            checks_stalled=self._checks_stalled(),
             findings=self._finding_counts(),
+            tail_entries=coverage.tail_entries or None,
         )
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
@@ -344,6 +346,15 @@ class Run:
         run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
         run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
+
+    def _checks_stalled(self) -> dict[str, int] | None:
+        """By check: the step at which its seam last fired, of those that stand still."""
+        no_plan, no_result = self.coverage.stalled()
+        mine = [check for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts]
+        stalled = {} if no_plan is None else dict.fromkeys(mine, no_plan)
+        if no_result is not None and "kv_trace" in self.parts:
+            stalled["L"] = no_result
+        return stalled or None
 
     def _inactive(self) -> list[InactiveCheck]:
         delivered = {rule.check for rule in RULES.values()}
