@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from .content import CONTENT_RULES
 from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from .dummy import DUMMY_RULES
@@ -27,6 +27,7 @@ RULES: dict[str, Rule] = {
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,

@@ -138,7 +138,9 @@ class EngineJudge:
         """Loads of the step that is being made, or sends of requests that have just finished."""
         if self.connector is not None:
             step = self._step + self._scheduling
-            self.connector.plan(plan, step, self._trace_prefix + str(step), scheduling=self._scheduling)
+            ledger = self.pool.ledger if self.pool is not None and self.pool.lost is None else None
+            trace_id = self._trace_prefix + str(step)
+            self.connector.plan(plan, step, trace_id, scheduling=self._scheduling, ledger=ledger)
 
     def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None:
         """The result of a step, which is about to take effect, says something about transfers."""

@@ -21,7 +21,7 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import DUMMY_RULES
@@ -106,6 +106,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
