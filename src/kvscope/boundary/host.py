@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult
 from .device import Clone
@@ -61,9 +62,13 @@ class EngineObserver(Observer, Protocol):
 
 
 class WorkerObserver(Observer, Protocol):
-    """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
+    """Observes one worker and its runner. ``on_plan`` and ``on_operators`` may raise ViolationError, which keeps the
+    step from being launched.
+    """
 
     reads_host_tensors: bool
+    reads_operators: bool
+    planned_tokens: int
 
     @property
     def reads_local_lengths(self) -> bool: ...
@@ -85,6 +90,11 @@ class WorkerObserver(Observer, Protocol):
     def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
+
+    @property
+    def awaits_operators(self) -> bool: ...
+
+    def on_operators(self, arguments: OperatorArguments) -> None: ...
 
     def on_launched(self) -> None: ...
 
