@@ -11,11 +11,14 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.block_work import observe_block_work
+from .boundary.drafts import observe_drafts
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
@@ -52,6 +55,10 @@ class LedgerBook:
         """Faults of the block pool's hooks since this process started."""
         return Hook.allocator_faults
 
+    def works(self, name: str) -> bool:
+        """Whether a seam is wrapped and its hook has never failed."""
+        return name in self._ledger.installed and not self._ledger.hooks[name].faults
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""
         numbers = {name: (hook.calls, hook.faults, hook.time_ns) for name, hook in self._ledger.hooks.items()}
@@ -67,6 +74,7 @@ class PluginHub:
         self.table = seam_table(self)
         self._runs: dict[tuple[int, str], Run] = {}
         self._frontend_run: Run | None = None
+        self._runners: list[tuple[weakref.ref[Any], WorkerJudge]] = []
         self._said: set[str] = set()
 
     def arm(self) -> None:
@@ -117,7 +125,11 @@ class PluginHub:
         self._install("worker")
         role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
         self._install(role)
-        self._refuse_lost(config, "worker", role)
+        roles: list[Role] = ["worker", role]
+        if getattr(vllm_config, "speculative_config", None) is not None:
+            roles.append("drafts_v2" if run.runner == "V2" else "drafts_v1")
+            self._install(roles[-1])
+        self._refuse_lost(config, *roles)
 
     def run(self, pid: int, run_id: str) -> Run:
         """The run of an engine that is observed in this process. Raises KeyError for any other."""
@@ -166,6 +178,10 @@ class PluginHub:
         observer.bind_topology(topology)
         observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
         setattr(worker.model_runner, OBSERVER, observer)
+        self._runners.append((weakref.ref(worker.model_runner), observer))
+        observe_block_work(worker.model_runner, observer)
+        if getattr(worker.vllm_config, "speculative_config", None) is not None:
+            observe_drafts(worker.model_runner, observer)
         self._note_overrides(worker.model_runner)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
         if not observer.reads_host_tensors:
@@ -174,6 +190,13 @@ class PluginHub:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
+
+    def worker_of(self, kv_caches: Any) -> WorkerJudge | None:
+        """The observer of the runner whose caches these are."""
+        for reference, observer in self._runners:
+            if getattr(reference(), "kv_caches", None) is kv_caches:
+                return observer
+        return None
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""
@@ -217,6 +240,7 @@ class PluginHub:
     def _forget_closed(self) -> None:
         """Engines that have ended are observed no more, and a process may start many."""
         self._runs = {key: run for key, run in self._runs.items() if not run.is_closed}
+        self._runners = [entry for entry in self._runners if entry[0]() is not None]
         if self._frontend_run is not None and self._frontend_run.is_closed:
             self._frontend_run = None
 
@@ -240,11 +264,12 @@ class PluginHub:
 
     def _note_overrides(self, runner: Any) -> None:
         """A subclass that replaces a method of ours without calling it takes the seam out of the path."""
+        wrappers = [entry.wrapper for entry in self.ledger.installed.values()]
         for name, entry in self.ledger.installed.items():
             seam = entry.seam
-            if not seam.role.startswith("worker_") or not isinstance(runner, entry.owner):
+            if not (isinstance(entry.owner, type) and isinstance(runner, entry.owner)):
                 continue
-            if getattr(type(runner), seam.attribute) is not entry.wrapper:
+            if getattr(type(runner), seam.attribute) not in wrappers:
                 self.ledger.absent[name] = f"{type(runner).__name__} has its own {seam.attribute}"
 
 

@@ -20,9 +20,11 @@ from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
 from kvscope.analysis.scene import Scene, scene_of
 from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
+from kvscope.analysis.work import KINDS, judge_boundary, judge_starts
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import (
+    judge_advances,
     judge_batch,
     judge_bind,
     judge_content,
@@ -48,6 +50,7 @@ from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
+from kvscope.state.advances import DeclaredAdvances
 
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
@@ -144,7 +147,10 @@ class Replay:
             elif (operation := pool_operation(record)) is not None:
                 self._operation(engine, record, operation)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
-                engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
+                result, known = result_from(record), engine.declared.get(step_of(record))
+                engine.pool.confirm(step_of(record), result, may_lack=entry.log.ever_dropped)
+                if known is not None:
+                    engine.advances.returned(known[0], result)
         rank = engine.ranks.get(entry.log.name)
         if rank is None:
             return
@@ -156,15 +162,22 @@ class Replay:
             rank.catch_up(engine.declared, step)  # the worker was told of empty steps, too
             ledger = rank.pool.ledger
             self._found(engine, rank, judge_dummy(run, step, rank.bindings, engine.setup.parts, ledger=ledger))
-        elif isinstance(record, WriteRecord):
+        elif isinstance(record, BoundaryRecord) and record.kind in KINDS:
+            self._found(engine, rank, judge_boundary(engine, rank, record))
+        elif isinstance(record, (WriteRecord, ReadRecord)):
+            self._half_plan(engine, rank, record)
+
+    def _half_plan(self, engine: EngineSide, rank: RankSide, record: WriteRecord | ReadRecord) -> None:
+        """A plan is two records, of which the second one completes it."""
+        if isinstance(record, WriteRecord):
             self._drop_half_plan(engine, rank)
             rank.write = record
-        elif isinstance(record, ReadRecord):
-            write, rank.write = rank.write, None
-            if write is not None and write.step == record.step:
-                self._plan(engine, rank, write, record)
-            else:
-                self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+            return
+        write, rank.write = rank.write, None
+        if write is not None and write.step == record.step:
+            self._plan(engine, rank, write, record)
+        else:
+            self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
 
     def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
         """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""
@@ -203,6 +216,10 @@ class Replay:
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
         self._judge_pool_at(engine, declaration, record.mono_ns)
+        if log.ever_dropped:  # among what is missing may be results
+            engine.advances = DeclaredAdvances()
+        moved = engine.advances.declare(declaration)
+        self._found(engine, None, judge_advances(declaration, moved, engine.setup.parts))
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
@@ -271,7 +288,8 @@ class Replay:
         # The live process leaves rows out of the record whose table it does not know: they were in the batch.
         left_out = [r for r in scheduled if r in partial and r not in snapshot.request_ids]
         whole = msgspec.structs.replace(rebuilt.plan, request_ids=[*snapshot.request_ids, *left_out])
-        findings = judge_batch(declaration, whole, engine.setup.parts)
+        findings = judge_starts(engine, rank, declaration, snapshot)
+        findings += judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
             found = judge_plan(view, [view.group(rank.batches[i]) for i in indexes], engine.setup.parts)

@@ -11,6 +11,7 @@ from kvscope.checks.finding import Finding
 from kvscope.events.schema import WriteRecord
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
+from kvscope.state.advances import DeclaredAdvances, RunnerAdvances
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 
@@ -26,6 +27,7 @@ class RankSide:
         self.applied = 0
         self.input_step = 0
         self.write: WriteRecord | None = None
+        self.advances: RunnerAdvances | None = None
 
     def catch_up(self, declared: dict[int, tuple[Declaration, bool]], step: int) -> None:
         """Apply all declarations up to a step, in order, that the rank has not seen yet."""
@@ -55,6 +57,7 @@ class EngineSide:
         self.bindings = Bindings(topology)
         self.pool = ScheduledPool(topology, self.bindings)
         self.diary = BlockDiary()
+        self.advances = DeclaredAdvances()
         self.declared: dict[int, tuple[Declaration, bool]] = {}
         self.unproven: list[tuple[Finding, Scene | None]] = []
         self.last_step = 0
@@ -69,3 +72,4 @@ def distrust(side: RankSide | EngineSide) -> None:
     """
     side.bindings.partial.update(side.bindings.live)
     side.pool.lose()
+    side.advances = DeclaredAdvances() if isinstance(side, EngineSide) else None

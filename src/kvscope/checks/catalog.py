@@ -5,6 +5,7 @@ from __future__ import annotations
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
 from .content import CONTENT_RULES
+from .drafts import DRAFT_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
@@ -35,6 +36,7 @@ RULES: dict[str, Rule] = {
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
         DUMMY_RULES,
+        DRAFT_RULES,
     )
     for function in family
 }

@@ -29,6 +29,10 @@ from kvscope.events.requests import (
     received_from,
     result_from,
     result_record,
+    verification_from,
+    verification_record,
+    work_from,
+    work_record,
     worker_input_record,
 )
 from kvscope.events.schema import (
@@ -67,7 +71,11 @@ __all__ = [
     "stamp",
     "state_from",
     "state_record",
+    "verification_from",
+    "verification_record",
     "violation_record",
+    "work_from",
+    "work_record",
     "worker_input_record",
     "write_read_records",
 ]
@@ -243,7 +251,8 @@ def error_record(error: BaseException) -> ErrorRecord:
 def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> BoundaryRecord:
     """The kv.boundary of a fact.
 
-    ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult;
+    ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult,
+    ``zero`` and ``copy`` a BlockWork, ``spec_post`` a Verification;
     ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None).
 
     Raises:
@@ -257,4 +266,8 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
         return dummy_record(fact)
     if kind in {"worker_result", "update_input"}:
         return result_record(kind, fact, names)
+    if kind in {"zero", "copy"}:
+        return work_record(kind, fact)
+    if kind == "spec_post":
+        return verification_record(fact, names)
     raise ValueError(f"{kind!r} is no boundary")

@@ -212,6 +212,11 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
+    - ``zero``, ``copy``: ``as_declared``, whether the worker cleared, or copied, what was declared; where that is
+      false, what it did instead, in ``zero_blocks`` or ``copies``;
+    - ``spec_post``: what the runner counted of the drafts of a step, by row: ``requests_verified`` in batch order,
+      ``drafted``, ``accepted`` (null: nothing was sampled that counts) and ``rejected`` (null: this runner does not
+      count them); ``trimmed``, absent for no: it may verify fewer drafts than it was given;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet);
     - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
@@ -230,6 +235,13 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     num_tokens: int | UnsetType = UNSET
     groups: list[int] | UnsetType = UNSET
     dummy_slots: list[Runs] | UnsetType = UNSET
+    zero_blocks: Ranges | UnsetType = UNSET
+    copies: list[BlockCopy] | UnsetType = UNSET
+    requests_verified: list[RequestId] | UnsetType = UNSET
+    drafted: list[int] | UnsetType = UNSET
+    accepted: list[int | None] | UnsetType = UNSET
+    rejected: list[int | None] | UnsetType = UNSET
+    trimmed: bool | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET

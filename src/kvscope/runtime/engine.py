@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_bind
+from ..checks.judge import judge_advances, judge_bind
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
+from ..state.advances import DeclaredAdvances
 from ..state.bindings import Bindings
 from .isolation import Isolation, take_due
 from .pool import UNSEEN_STEP, PoolJudge
@@ -33,6 +34,7 @@ class EngineJudge:
         self._bindings = Bindings(topology, doubts=True)
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
+        self._advances = DeclaredAdvances()
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
@@ -81,6 +83,7 @@ class EngineJudge:
         self._scheduling = False
         if self._after_unseen:
             declaration.after_unseen = True
+            self._advances = DeclaredAdvances()
             self._bindings.partial.update(self._bindings.live)
         if pool is not None:
             pool.hand_over(declaration)
@@ -99,6 +102,10 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
+        if declaration.spec_tokens or self._advances.follows:
+            wrong = self._advances.declare(declaration)
+            if wrong:
+                run.report(judge_advances(declaration, wrong, run.parts), "scheduler", "schedule")
         if not (self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
         ledger = pool.ledger if pool is not None and pool.lost is None else None
@@ -135,6 +142,8 @@ class EngineJudge:
             )
         if self.pool is not None and declaration is not None and not declaration.is_empty:
             self.pool.confirm(declaration, result)
+        if declaration is not None and declaration.spec_tokens:
+            self._advances.returned(declaration, result)
         self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")

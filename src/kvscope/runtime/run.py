@@ -54,6 +54,8 @@ class HookBook(Protocol):
 
     def allocator_faults(self) -> int: ...
 
+    def works(self, name: str) -> bool: ...
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
@@ -94,6 +96,10 @@ class Run:
     def allocator_faults(self) -> int:
         """Faults of the hooks of the block pool in this process."""
         return self._hooks.allocator_faults()
+
+    def works(self, seam: str) -> bool:
+        """Whether a seam is wrapped and its hook has not failed in this process."""
+        return self._hooks.works(seam)
 
     @property
     def process(self) -> str:

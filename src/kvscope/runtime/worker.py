@@ -10,7 +10,7 @@ from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
 from ..checks.plan_view import StepView
 from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
-from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.requests import Declaration, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
 from ..logs import say
 from ..sinks.kinds import WorkerInput
@@ -18,6 +18,8 @@ from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
+from .block_work import BlockWorkFollower
+from .drafts import DraftFollower
 from .follower import PoolFollower
 from .run import Run
 from .selection import judged_rows
@@ -34,6 +36,8 @@ class WorkerJudge:
     def __init__(self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None) -> None:
         self._run = run
         self.reads_host_tensors = True
+        self.drafts = DraftFollower(run)
+        self.block_work = BlockWorkFollower(run)
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
@@ -60,6 +64,14 @@ class WorkerJudge:
         self._groups = [BatchTable(self._bindings, index) for index in judged]
         self._followers = [Follower(self._bindings, index) for index in judged]
         self._kept_groups = [None] * len(judged)
+
+    def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None:
+        """The seams through which the runner tells what it clears and copies, None where it cannot."""
+        self.block_work.clears_by, self.block_work.copies_by = clears_by, copies_by
+
+    def expect_drafts(self, counts_by: str | None) -> None:
+        """The seam through which the runner tells what it counts of drafts, None where it cannot."""
+        self.drafts.counts_by = counts_by
 
     @property
     def expects_no_plan(self) -> bool:
@@ -107,6 +119,7 @@ class WorkerJudge:
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._current = self._result_of = None
+        self.drafts.lose()
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
@@ -121,13 +134,17 @@ class WorkerJudge:
         """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
         self._current = None
 
     def on_launched(self) -> None:
+        current = self._current
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
+        if current is not None and (current.zero_blocks or current.copies) and self._bindings is not None:
+            self._report(self.block_work.end(current, self._bindings), "worker", "block_work")
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:
@@ -141,6 +158,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
+        if self.drafts.advances is not None:
+            self._report(self.drafts.plan(declaration, plan), "runner", "plan")
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
@@ -196,10 +215,31 @@ class WorkerJudge:
         if findings:
             self._report(findings, "runner", "dummy")
 
+    def on_cleared(self, block_ids: list[int]) -> None:
+        if self._current is not None and self._bindings is not None:
+            self._report(self.block_work.cleared(self._current, self._bindings, block_ids), "worker", "zero")
+
+    def on_copied(self, copies: list[tuple[int, int]]) -> None:
+        if self._current is not None and self._bindings is not None:
+            self._report(self.block_work.copied(self._current, self._bindings, copies), "worker", "copy")
+
+    def on_verified(self, counted: Verification) -> None:
+        if self._result_of is not None:
+            self._report(self.drafts.count(self._result_of, counted), "runner", "spec_post")
+
+    def on_rejected(self, rejected: list[int]) -> None:
+        if self._result_of is not None:
+            self._report(self.drafts.reject(self._result_of, rejected), "runner", "spec_post")
+
+    def on_verification_skipped(self, cause: str, rows: int) -> None:
+        self.drafts.skip(cause, rows)
+
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
         if declaration is None or declaration.is_empty or result is None:
             return
+        if declaration.spec_tokens:
+            self._report(self.drafts.end(declaration), "runner", "spec_post")
         self._run.stream.put(
             "worker_result",
             result,
@@ -242,6 +282,8 @@ class WorkerJudge:
 
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Without a mailbox it is the step's failure that stops the engine, where vLLM takes this rank's word."""
+        if not findings:
+            return
         self._run.report(findings, component, boundary, ledger=self._ledger)
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import unit.checks.content_cases
+import unit.checks.draft_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.list_cases
@@ -19,6 +20,7 @@ from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.drafts import DRAFT_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -111,6 +113,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
         DUMMY_RULES,
+        DRAFT_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))
