@@ -13,7 +13,7 @@ import pytest
 
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, arm, occasion, workload
+from kvscope.testing.faults import DRAFTING, FAULTS, PREEMPTING, SETTINGS, arm, occasion, workload
 from kvscope.testing.live import LiveTrace, findings_in
 
 from .test_healthy import switched_on
@@ -44,6 +44,12 @@ def observed_preempting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]
         yield pair
 
 
+@pytest.fixture(scope="module")
+def observed_drafting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", DRAFTING) as pair:
+        yield pair
+
+
 def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -> None:
     llm, trace = observed
     trace.mark()
@@ -54,8 +60,9 @@ def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -
 
 
 def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
-    name = "observed_preempting" if selftest.needs_preemption(quiet) else "observed"
-    llm, trace = request.getfixturevalue(name)
+    settings = occasion(FAULTS[quiet])[0]
+    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting"), (DRAFTING, "observed_drafting")]
+    llm, trace = request.getfixturevalue(next(name for at, name in engines if at is settings))
     outcome = selftest.inject(llm, trace, quiet)
     assert outcome.injected
     assert outcome.mistakes == []
@@ -128,8 +135,9 @@ def test_with_everything_off_no_fault_is_noticed(
     fired = []
     with engine.running(**SETTINGS) as llm:
         for name in QUIET:
-            # Without kvscope nothing is attached that could be lost on the way, and nothing is preempted here.
-            if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
+            # Without kvscope nothing is attached that could be lost; here nothing is preempted, and nothing is drafted.
+            same_engine = occasion(FAULTS[name])[0] is SETTINGS
+            if runner in FAULTS[name].runners and same_engine and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:
                     workload(llm, until=lambda: injection.fired, **occasion(FAULTS[name])[1])
                 fired.append(injection.fired)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults.draft_faults import DRAFT_FAULTS
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
@@ -67,6 +68,7 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
         "declaration": set(DECLARATION_FAULTS),
         "handover": set(HANDOVER_FAULTS),
         "dummy": set(DUMMY_FAULTS),
+        "drafts": DRAFT_FAULTS,
         "allocator": set(STORIES),
     }
     for point, names in by_point.items():

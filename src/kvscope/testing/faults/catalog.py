@@ -1,6 +1,7 @@
 """What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
+from kvscope.testing.faults.draft_catalog import DRAFT_CATALOG
 from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
@@ -211,6 +212,7 @@ _ALL = [
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
     ),
     *ALLOCATOR_FAULTS,
+    *DRAFT_CATALOG,
 ]
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

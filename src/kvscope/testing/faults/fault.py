@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Point = Literal["plan", "declaration", "handover", "dummy", "allocator"]
+Point = Literal["plan", "declaration", "handover", "dummy", "drafts", "allocator"]
 """`plan`: the runner's final objects alone. `declaration`: the scheduler's output before it is declared, so that
 declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work.
+`drafts`: what the runner counts of them.
 `allocator`: the block pool and what the scheduler keeps beside it, through the host's own functions or by hand."""
 
-Traffic = Literal["steady", "finishing", "twins", "again", "twins_again", "long", "dummies", "preempting"]
+Traffic = Literal["steady", "finishing", "twins", "again", "twins_again", "long", "dummies", "preempting", "drafting"]
 """The requests under which a fault finds its occasion; `workload.TRAFFIC` says what each is."""
 
 BOTH = frozenset({"v1", "v2"})

@@ -7,6 +7,7 @@ rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_exec
 
 from typing import Any
 
+from kvscope.testing.faults.draft_faults import draft_sites
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -25,6 +26,8 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = padding_sites(injection)
     elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
+    elif injection.fault.point == "drafts":
+        sites = draft_sites(injection)
     elif injection.fault.point == "plan":
         sites = _plan_sites(injection)
     elif injection.fault.point == "declaration":
