@@ -6,7 +6,7 @@ V2 `GPUModelRunner.gather_batch_req_state`, and `get_num_sampled_and_rejected` a
 `v1/worker/gpu/spec_decode/rejection_sampler.py` has it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvscope.testing.faults.books import Books
@@ -33,15 +33,19 @@ class _OpenStep:
             self._output, self._runner = scheduler_output, runner
         return original(runner, scheduler_output, *args, **kwargs)
 
+    def rows(self, request_ids: list[str]) -> Iterator[tuple[int, str, int]]:
+        """Each row of the step, its request, and how many drafts it was given; none before the fault is due."""
+        if self._output is not None and self._injection.due:
+            for row, request_id in enumerate(request_ids):
+                yield row, request_id, len(self._output.scheduled_spec_decode_tokens.get(request_id, ()))
+
     def row(self, request_ids: list[str]) -> tuple[int, str, int] | None:
-        """A row with drafts that is not the last one, its request, and how many drafts it was given."""
-        if self._output is None or not self._injection.due:
-            return None
-        for row, request_id in enumerate(request_ids[:-1]):
-            drafts = len(self._output.scheduled_spec_decode_tokens.get(request_id, ()))
-            if drafts > 1:
-                return row, request_id, drafts
-        return None
+        """The first row with drafts, if it is not the last one."""
+        return next((found for found in self.rows(request_ids[:-1]) if found[2] > 1), None)
+
+    def is_unfinished(self, row: int) -> bool:
+        """Whether a row of a V1 runner's batch is in the middle of its prompt, so that it samples nothing."""
+        return bool(self._runner.discard_request_mask.np[row])
 
     def fire(self, row: int, request_id: str, **fields: Any) -> None:
         what = {"request_id": request_id, "row": row, **fields}
@@ -101,18 +105,14 @@ def _accepted(step: _OpenStep) -> Sites:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 
     def v1(original: Any, sampler: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
+        # The drafter has no room for more tokens than there are drafts in any row, but for more than there are in this.
         output = original(sampler, *args, **kwargs)
-        found = step.row(step.request_ids)
-        if found is not None:
-            row, request_id, drafts = found
-            tokens = output.sampled_token_ids
-            wider = torch.full((tokens.shape[0], drafts + 2), -1, dtype=tokens.dtype)
-            wider[:, : tokens.shape[1]] = tokens
-            wider[row] = tokens[row, 0]
-            output.sampled_token_ids = wider
-            step.fire(row, request_id)
+        tokens = output.sampled_token_ids
+        for row, request_id, drafts in step.rows(step.request_ids):
+            if drafts + 2 <= tokens.shape[1] and not step.is_unfinished(row):
+                tokens[row, : drafts + 2] = int(tokens[row, 0])
+                step.fire(row, request_id)
+                break
         return output
 
     def v2(sampled: Any, rejected: Any, row: int, drafts: int) -> None:
