@@ -34,7 +34,10 @@ def judge_starts(engine: EngineSide, rank: RankSide, declaration: Declaration, p
     """Rows of a batch that do not begin where the drafts that were rejected before lead to."""
     advances = rank.advances
     if advances is None:
-        return []
+        if not declaration.spec_tokens:
+            return []
+        advances = rank.advances = RunnerAdvances()
+        advances.step = declaration.step
     if any(advances.step < step < declaration.step and not of.is_empty for step, (of, _) in engine.declared.items()):
         rank.advances = advances = RunnerAdvances()  # a plan between the two is not in the trace
     moved = advances.compute(declaration, plan.request_ids, plan.first_positions.tolist())

@@ -14,7 +14,7 @@ class DraftFollower:
     """Part of a :class:`~kvscope.runtime.worker.WorkerJudge`. Without drafts it is never called but for a comparison.
 
     ``counts_by`` names the seam through which the runner's counts come, None where none are to be expected.
-    ``advances`` follows the batches from the first counts on; None before, and from a batch on that was not seen.
+    ``advances`` follows the batches from the first draft on; None before, and from a batch on that was not seen.
     """
 
     def __init__(self, run: Run) -> None:
@@ -42,9 +42,9 @@ class DraftFollower:
         return judge_verification(declaration, counted, self._run.parts)
 
     def plan(self, declaration: Declaration, plan: Plan) -> list[Finding]:
-        """A batch is about to be computed."""
+        """A batch is about to be computed, with drafts or after one that had some."""
         if self.advances is None:
-            return []
+            self.advances = RunnerAdvances()
         starts = plan.positions[plan.query_start[: len(plan.request_ids)]].tolist()
         return judge_advances(
             declaration, self.advances.compute(declaration, plan.request_ids, starts), self._run.parts

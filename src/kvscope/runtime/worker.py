@@ -158,7 +158,7 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
-        if self.drafts.advances is not None:
+        if declaration.spec_tokens or self.drafts.advances is not None:
             self._report(self.drafts.plan(declaration, plan), "runner", "plan")
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)

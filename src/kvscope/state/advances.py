@@ -122,7 +122,7 @@ class DeclaredAdvances:
 
 
 class RunnerAdvances:
-    """Follows the batches of one runner, from the first step on whose drafts it counted. ``step`` is the last one."""
+    """Follows the batches of one runner, from the first one with drafts on. ``step`` is the last one."""
 
     def __init__(self) -> None:
         self.step = 0

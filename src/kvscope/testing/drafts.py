@@ -32,7 +32,9 @@ class BuiltDrafts:
         """What is wrong with where the rows of a batch begin."""
         advances = self._computed[rank]
         if advances is None:
-            return []
+            if not declaration.spec_tokens:
+                return []
+            advances = self._computed[rank] = RunnerAdvances()
         starts = plan.positions[plan.query_start[: len(plan.request_ids)]].tolist()
         return judge_advances(declaration, advances.compute(declaration, plan.request_ids, starts), self._parts)
 

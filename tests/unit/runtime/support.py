@@ -24,6 +24,7 @@ class Hooks:
     """What a ledger says about its hooks."""
 
     def __init__(self) -> None:
+        self.failed: set[str] = set()
         self.numbers: dict[str, tuple[int, int, int]] = {"scheduler.schedule": (5, 0, 50)}
 
     def seams_installed(self) -> list[str]:
@@ -34,6 +35,9 @@ class Hooks:
 
     def allocator_faults(self) -> int:
         return 0
+
+    def works(self, name: str) -> bool:
+        return name not in self.failed
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return dict(self.numbers)

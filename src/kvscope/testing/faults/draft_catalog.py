@@ -34,8 +34,8 @@ DRAFT_CATALOG = [
         allowed_also=_SHIFTED,
     ),
     Fault(
-        name="rejected_draft_kept",
-        summary="The scheduler counts one token more of a request with drafts as computed than its results say.",
+        name="accepted_draft_forgotten",
+        summary="The scheduler counts one token fewer of a request with drafts as computed than its results say.",
         expected="spec_advance_mismatch",
         point="allocator",
         traffic="drafting",

@@ -15,7 +15,7 @@ from kvscope.testing.faults.plan_sites import Sites, is_warm_up, rank_of
 from kvscope.testing.faults.story import Story, Told
 
 DRAFT_FAULTS = frozenset({"draft_left_out", "accepted_beyond_drafts", "rejected_beyond_drafts"})
-"""Faults of the runner; `rejected_draft_kept` is a story."""
+"""Faults of the runner; `accepted_draft_forgotten` is a story."""
 
 
 class _OpenStep:
@@ -162,19 +162,20 @@ def _counted_by_v2(step: _OpenStep, change: Callable[[Any, Any, int, int], None]
     return [(RunnerV2, "prepare_inputs", batch), (rejection_sampler, "get_num_sampled_and_rejected", counted)]
 
 
-def _rejected_draft_kept(books: Books) -> Story:
-    # A step that verified drafts is over, and the scheduler counts one token more as computed than it should.
+def _accepted_draft_forgotten(books: Books) -> Story:
+    # A step that verified drafts is over, and the scheduler counts one token fewer as computed than it should.
     while True:
         call = yield "scheduled"
         drafted = call.args[1].scheduled_spec_decode_tokens
         yield "between"
         for request in books.scheduler.running if books.due else ():
-            left = request.max_tokens - request.num_output_tokens
-            if request.request_id in drafted and left > 8 and request.spec_token_ids:
-                request.num_computed_tokens += 1
+            left, used = request.max_tokens - request.num_output_tokens, request.num_computed_tokens % books.block_size
+            room = 1 < used < books.block_size - 6
+            if request.request_id in drafted and left > 8 and request.spec_token_ids and room:
+                request.num_computed_tokens -= 1
                 yield "scheduled"
                 books.fire(request)
                 return
 
 
-DRAFT_STORIES: dict[str, Told] = {"rejected_draft_kept": Told(_rejected_draft_kept)}
+DRAFT_STORIES: dict[str, Told] = {"accepted_draft_forgotten": Told(_accepted_draft_forgotten)}
