@@ -15,7 +15,7 @@ from .lists import LIST_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
-from .row import ROW_RULES
+from .row import GROUP_RULES, ROW_RULES
 from .rule import Rule
 from .write import WRITE_RULES
 
@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,

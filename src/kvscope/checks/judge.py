@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.plans import DummyRun, Plan
+from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import BlockWork, Declaration, StepRequests, Verification
 from ..state.advances import Advance
 from ..state.bindings import Bindings
@@ -30,8 +30,8 @@ from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
-from .row import ROW_RULES
-from .rule import Part, RuleFunction, Subject
+from .row import GROUP_RULES, ROW_RULES
+from .rule import Part, RuleFunction, Subject, is_read
 from .settled import differences_after, settled_agrees
 from .write import WRITE_RULES
 
@@ -103,7 +103,8 @@ def judge_dummy(
     run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
-    if all(bool((slots == -1).all()) for slots in run.slots.values()):
+    is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
+    if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
     view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
     return _merged(_fired(DUMMY_RULES, view, parts))
@@ -129,6 +130,8 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
     """
     fired: list[Finding] = []
     is_doubtful = step.legality is not None and step.legality.doubtful
+    if len(groups) < step.bindings.num_judged:
+        fired += _fired(GROUP_RULES, step, parts)
     if not (step.positions_agree and step.lengths_agree):
         fired += _fired(ROW_RULES, step, parts)
     for group in groups:
@@ -230,7 +233,7 @@ def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Part
 
 def _side(finding: Finding) -> str:
     """What the access is: reading and writing of one row are two accesses."""
-    return "read" if finding.reason.startswith("read_") else "write"
+    return "read" if is_read(finding.reason) else "write"
 
 
 def _access_of(findings: list[Finding]) -> Callable[[Finding], Key]:

@@ -153,6 +153,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
       bound of the computed tokens, so that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
+    ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
     """
 
     requests: list[RequestId]
@@ -175,6 +176,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
     is_dummy: bool | UnsetType = UNSET
     exact: bool | UnsetType = UNSET
+    first_offset: int | UnsetType = UNSET
 
 
 class TableRow(msgspec.Struct, kw_only=True):
@@ -211,12 +213,15 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
 
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
-    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
     - ``zero``, ``copy``: ``as_declared``, whether the worker cleared, or copied, what was declared; where that is
       false, what it did instead, in ``zero_blocks`` or ``copies``;
     - ``spec_post``: what the runner counted of the drafts of a step, by row: ``requests_verified`` in batch order,
       ``drafted``, ``accepted`` (null: nothing was sampled that counts) and ``rejected`` (null: this runner does not
       count them); ``trimmed``, absent for no: it may verify fewer drafts than it was given;
+    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request, and how many
+      ``persistent_slots[group]`` behind them were looked at. Where any of these is on, ``persistent_indexes[group]``
+      are their places in the buffer and ``persistent_enabled[group]`` their slots. ``warm_up``, absent for no: the
+      worker made up requests, whose tokens are stored;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet);
     - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
@@ -242,6 +247,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     accepted: list[int | None] | UnsetType = UNSET
     rejected: list[int | None] | UnsetType = UNSET
     trimmed: bool | UnsetType = UNSET
+    persistent_slots: list[Count] | UnsetType = UNSET
+    persistent_indexes: list[Runs] | UnsetType = UNSET
+    persistent_enabled: list[Runs] | UnsetType = UNSET
+    warm_up: bool | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET

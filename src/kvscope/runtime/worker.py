@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
@@ -49,6 +51,7 @@ class WorkerJudge:
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
         self._current: Declaration | None = None
+        self._in_step = False  # a message is being carried out, with a declaration or without
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
@@ -78,7 +81,13 @@ class WorkerJudge:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
         return self._current is None or self._current.is_empty
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether slots made now are those of requests that the worker has made up, before the first step."""
+        return self._bindings is not None and not self._in_step and not self._last_step
+
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+        self._in_step = True
         if self._bindings is None:
             return
         run, declared, pool = self._run, declaration.requests, self._pool
@@ -118,6 +127,7 @@ class WorkerJudge:
 
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
+        self._in_step = True
         self._current = self._result_of = None
         self.drafts.lose()
         self._skip(cause, len(received.scheduled))
@@ -139,6 +149,7 @@ class WorkerJudge:
 
     def on_launched(self) -> None:
         current = self._current
+        self._in_step = False
         if self._accounted:
             self._current = None
         else:
@@ -150,6 +161,7 @@ class WorkerJudge:
         if self._current is not None and not self._accounted:
             self._accounted = True
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
 
     def on_plan(self, plan: Plan) -> None:
         declaration, bindings, run = self._current, self._bindings, self._run
@@ -185,12 +197,16 @@ class WorkerJudge:
             step = StepView(
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
-            groups = [step.group(batch) for batch in self._groups]
+            groups = step.groups(self._groups)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
             snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
             self._record(snapshot, len(step.rows), judged.num_tokens)
+            if len(groups) < self._judged_groups:
+                self._run.coverage.skipped["plan", "group_missing"] += len(step.rows) * (
+                    self._judged_groups - len(groups)
+                )
         self._accounted = True
         scheduled = declaration.requests.scheduled
         left_out = len(scheduled) - len(judged.request_ids)
@@ -205,7 +221,7 @@ class WorkerJudge:
             return
         self._run.stream.put(
             "dummy",
-            DummyRun(slots={g: s.copy() for g, s in run.slots.items()}, num_tokens=run.num_tokens),
+            msgspec.structs.replace(run, slots={group: slots.copy() for group, slots in run.slots.items()}),
             component="runner",
             boundary="dummy",
             after_step=self._last_step,
@@ -234,6 +250,10 @@ class WorkerJudge:
     def on_verification_skipped(self, cause: str, rows: int) -> None:
         self.drafts.skip(cause, rows)
 
+    def on_dummy_skipped(self, cause: str) -> None:
+        """A run that serves no request cannot be looked at."""
+        self._run.coverage.skipped["dummy", cause] += 1
+
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
         if declaration is None or declaration.is_empty or result is None:
@@ -252,6 +272,7 @@ class WorkerJudge:
         self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
+        self._in_step = False
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
@@ -260,7 +281,7 @@ class WorkerJudge:
             self._run.close()
 
     def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
-        coverage, groups = self._run.coverage, len(self._groups)
+        coverage, groups = self._run.coverage, len(plan.groups)
         coverage.rows += rows * groups
         for kind in self._unjudged_kinds:
             coverage.skipped["plan", f"semantics:{kind}"] += rows

@@ -26,7 +26,6 @@ from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
 from kvscope.events.codec import (
     bind_record,
-    coverage_record,
     dummy_record,
     enabled_record,
     operation_record,
@@ -38,7 +37,7 @@ from kvscope.events.codec import (
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
-from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, Plan
+from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, PersistentSlots, Plan
 from kvscope.facts.requests import BlockIds, Declaration, StepRequests, StepResult, Verification
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
@@ -49,7 +48,7 @@ from kvscope.state.blocks import BlockLedger
 from kvscope.state.legality import Legality
 from kvscope.testing.drafts import BuiltDrafts
 from kvscope.testing.pool import BuiltPool, allocation, release
-from kvscope.testing.trace_file import TraceFile
+from kvscope.testing.trace_file import TraceFile, coverage_of
 
 TOPOLOGY = Topology(
     num_blocks=64,
@@ -57,6 +56,12 @@ TOPOLOGY = Topology(
     groups=(Group(group_id=0, kind=FULL_ATTENTION, block_size=16, kernel_block_size=16, layers=2),),
 )
 PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
+
+
+def behind_tokens(tokens: int, slots: tuple[int, ...]) -> PersistentSlots:
+    """The rest of a slot buffer, which begins with these slots and is off otherwise."""
+    indexes = np.arange(tokens, tokens + len(slots))
+    return PersistentSlots(checked=64, indexes=indexes, slots=np.array(slots, np.int64))
 
 
 def _undamaged(_fact: object) -> None:
@@ -229,10 +234,14 @@ class TraceBuilder:
         self.engine.write(record, "allocator", f"pool.{operation.kind}", after=operation.step)
         self._violations(self.engine, findings)
 
-    def dummy(self, slots: Mapping[int, list[int]]) -> None:
-        """A run that serves no request, after the last step, in every worker."""
+    def dummy(self, slots: Mapping[int, list[int]], *, behind: tuple[int, ...] = (), warm_up: bool = False) -> None:
+        """A run that serves no request, after the last step, in every worker. ``behind`` are slots of the first group
+        that stand at the beginning of the rest of its buffer.
+        """
         arrays = {group: np.array(values, np.int64) for group, values in slots.items()}
-        run = DummyRun(slots=arrays, num_tokens=max(map(len, slots.values())))
+        tokens = max(map(len, slots.values()))
+        persistent = {group: behind_tokens(tokens, () if group else behind) for group in slots}
+        run = DummyRun(slots=arrays, num_tokens=tokens, persistent=persistent, warm_up=warm_up)
         for rank, stream in enumerate(self.workers):
             stream.write(dummy_record(run), "runner", "runner_v1.dummy", after=self.step_number)
             ledger, _ = self._sides(rank)
@@ -248,7 +257,9 @@ class TraceBuilder:
         """End the run. Without ``coverage`` it ends as if its processes had been killed."""
         for stream in dict.fromkeys([self.engine, *self.workers]):
             if coverage:
-                stream.write(self._coverage(stream), "worker", "shutdown", after=self.step_number)
+                totals = {"steps": self.steps, "rows": self.rows, "tokens": self.tokens}
+                record = coverage_of(stream, stream is self.engine, stream in self.workers, **totals)
+                stream.write(record, "worker", "shutdown", after=self.step_number)
             stream.close()
         return self.directory
 
@@ -280,7 +291,7 @@ class TraceBuilder:
         findings = self._drafts.plan(rank, declaration, plan)
         findings += judge_batch(declaration, plan, self.parts)
         view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
-        groups = [view.group(batch) for batch in self._batches[rank]]
+        groups = view.groups(self._batches[rank])
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
         snapshot = take_snapshot(view, groups, spell_tables=self._full)
         for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):
@@ -376,25 +387,3 @@ class TraceBuilder:
             runner="v1",
             rank=stream.rank,
         )
-
-    def _coverage(self, stream: TraceFile) -> Envelope:
-        """As a process of this role counts: steps and scheduled rows in EngineCore alone, audited rows in workers."""
-        declares, audits = stream is self.engine, stream in self.workers
-        once = ["scheduler.create"] if declares else []
-        once += ["worker.cache"] if audits else []
-        hooks = ["scheduler.schedule"] if declares else []
-        hooks += ["worker.execute", "runner_v1.slots"] if audits else []
-        record = coverage_record(
-            steps=self.steps if declares else 0,
-            empty_steps=0,
-            rows_scheduled=self.rows if declares else 0,
-            rows=self.rows if audits else 0,
-            tokens=self.tokens if audits else 0,
-            checks_run={"C1": self.rows} if audits else {},
-            checks_skipped={},
-            hook_calls={**dict.fromkeys(once, 1), **dict.fromkeys(hooks, self.steps)},
-            hook_faults={},
-            hook_time_ns={**dict.fromkeys(once, 5_000_000), **dict.fromkeys(hooks, self.steps * 20_000)},
-        )
-        record.records_written = stream.seq
-        return record

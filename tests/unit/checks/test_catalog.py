@@ -31,7 +31,7 @@ from kvscope.checks.lists import LIST_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
-from kvscope.checks.row import ROW_RULES
+from kvscope.checks.row import GROUP_RULES, ROW_RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule, Severity
 from kvscope.checks.write import WRITE_RULES
 from unit.checks.cases import NEGATIVE, POSITIVE, Positive, Scenario
@@ -106,6 +106,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,
@@ -127,7 +128,8 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
     v = vocabulary
     outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
     foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
-    target_or_length, contents = {v.POSITION, v.TARGET, v.LENGTH, v.SHORT}, {v.UNWRITTEN}
+    target_or_length = {v.OFFSETS, v.POSITION, v.ORDER, v.NEGATIVE, v.TWICE, v.TARGET, v.LENGTH, v.COUNT, v.SHORT}
+    contents = {v.UNWRITTEN}
     classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):
         assert max(earlier) < min(later)
