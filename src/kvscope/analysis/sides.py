@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope.analysis.blocks import BlockDiary
+from kvscope.analysis.connector import ConnectorSide
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.pool import FollowedPool, ScheduledPool
 from kvscope.analysis.reader import ProcessLog
@@ -56,6 +57,7 @@ class EngineSide:
         self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
         self.bindings = Bindings(topology)
         self.pool = ScheduledPool(topology, self.bindings)
+        self.connector = ConnectorSide(self.bindings)
         self.diary = BlockDiary()
         self.advances = DeclaredAdvances()
         self.declared: dict[int, tuple[Declaration, bool]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, StepRequests, StepResult, Verification
 
@@ -38,11 +40,21 @@ class EngineObserver(Observer, Protocol):
 
     def on_schedule(self, declaration: Declaration) -> None: ...
 
+    def on_connector_plan(self, plan: ConnectorPlan) -> None: ...
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None: ...
+
+    @property
+    def failed_loads(self) -> list[str]: ...
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None: ...
+
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None: ...
 
     def on_updated(self) -> None: ...
 
-    def on_outputs(self, outputs: object) -> None: ...
+    @property
+    def answers(self) -> Callable[[object], None] | None: ...
 
     def on_reset(self) -> None: ...
 

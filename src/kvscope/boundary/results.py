@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..facts.requests import StepResult
+from .connector import read_connector_result, read_taken_up, says_something
 from .scheduler import declaration_of
 
 
@@ -30,13 +31,22 @@ def read_result(output: Any) -> StepResult | None:
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
-    observer.on_update(declaration_of(scheduler_output), read_result(output))
+    declaration = declaration_of(scheduler_output)
+    transfers = getattr(output, "kv_connector_output", None)
+    if transfers is not None and says_something(transfers):
+        observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))
+    observer.on_update(declaration, read_result(output))
 
 
 def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
+    output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
+    if getattr(output, "kv_connector_output", None) is not None and (failed := observer.failed_loads):
+        scheduler_output = args[0] if args else kwargs["scheduler_output"]
+        observer.on_taken_up(declaration_of(scheduler_output), read_taken_up(scheduler, failed))
     observer.on_updated()
 
 
 def settle_update(observer: Any, outputs: Any) -> None:
     """Even if the hook is off: requests that were ended before it was have nobody else to answer for them."""
-    observer.on_outputs(outputs)
+    if observer.answers is not None:
+        observer.answers(outputs)

@@ -50,7 +50,7 @@ class HostViews:
         self._sizes: list[int] = []
         self._plan: Plan
 
-    def fit(self, runner: Any) -> bool:
+    def fits(self, runner: Any) -> bool:
         """Whether the runner still has these buffers; it makes others when its cache is laid out anew."""
         return (
             runner.input_batch is self.batch
@@ -89,10 +89,10 @@ class HostViews:
 
 def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     by_group, _ = result
-    if not by_group:
+    if by_group is None:
         return
     if observer.expects_no_plan:
-        setattr(runner, HANDED, next(iter(by_group.values())).shape[0])
+        setattr(runner, HANDED, max((slots.shape[0] for slots in by_group.values()), default=0))
         return
     if not observer.reads_host_tensors:
         observer.on_plan_skipped("device_tensors")
@@ -103,7 +103,7 @@ def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, resu
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     """The plan as views of the runner's own buffers; the next call may hand out the same object again."""
     views = runner.__dict__.get(VIEWS)
-    if views is None or not views.fit(runner):
+    if views is None or not views.fits(runner):
         views = HostViews(runner)
         setattr(runner, VIEWS, views)
     batch = views.batch

@@ -38,9 +38,9 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
             group_id=group_id,
             tables=table.numpy()[:rows],
             table_blocks=lengths[group_id],
-            slots=slots[group_id],
+            slots=slots_of_group,
         )
-        for group_id, table in enumerate(block_tables)
+        for group_id, (table, slots_of_group) in enumerate(zip(block_tables, slots, strict=False))  # one may be missing
     ]
     return Plan(
         request_ids=batch.req_ids,

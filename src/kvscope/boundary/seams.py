@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
 from .block_work import block_work_seams
+from .connector import connector_seams
 from .drafts import draft_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
@@ -20,16 +21,9 @@ HOSTS = ("0.32",)
 
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
-    return (
-        *_bootstrap(hub),
-        *_frontend(hub),
-        *_engine(hub),
-        *pool_seams(),
-        *_worker(hub),
-        *block_work_seams(hub),
-        *_runners(),
-        *draft_seams(),
-    )
+    engine = (*_engine(hub), *pool_seams(), *connector_seams())
+    worker = (*_worker(hub), *block_work_seams(hub), *_runners(), *draft_seams())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *worker)
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:

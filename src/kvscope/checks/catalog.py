@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from .content import CONTENT_RULES
 from .drafts import DRAFT_RULES
 from .dummy import DUMMY_RULES
@@ -25,6 +26,9 @@ RULES: dict[str, Rule] = {
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        COMPLETION_RULES,
+        FAILED_LOAD_RULES,
+        INVALID_RULES,
         LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,

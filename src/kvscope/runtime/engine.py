@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from ..checks.finding import Finding
 from ..checks.judge import judge_advances, judge_bind
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..state.advances import DeclaredAdvances
 from ..state.bindings import Bindings
+from .connector import ConnectorJudge
 from .isolation import Isolation, take_due
 from .pool import UNSEEN_STEP, PoolJudge
 from .run import Run
@@ -33,8 +36,10 @@ class EngineJudge:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
+        self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
         self._advances = DeclaredAdvances()
+        self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
@@ -46,12 +51,17 @@ class EngineJudge:
         self._mailboxes = run.mailboxes()
         self._posted: list[Finding] = []
 
+    def isolate_with(self, isolation: Isolation) -> None:
+        """Findings may end requests from now on; what the scheduler says of those gets another answer."""
+        self.isolation, self.answers = isolation, isolation.control.answer
+
     def next_step(self) -> tuple[int, str]:
         self._step += 1
         return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
-        self._act_if_due(self._step)
+        if self._latched is not None or self._mailboxes or self._run.pending or self._posted:
+            self._act_if_due(self._step)
         if not self._is_seen:
             self._after_unseen = True
             if self.pool is not None and self.pool.lost is None:
@@ -126,10 +136,39 @@ class EngineJudge:
             approx_bytes=256 * len(declaration.requests.scheduled) + declaration.requests.table_bytes,
         )
 
+    def observe_connector(self) -> None:
+        """From now on it is told what is planned with the connector, of which nothing has been used yet."""
+        self.connector = ConnectorJudge(self._run, self._bindings)
+
+    def on_connector_plan(self, plan: ConnectorPlan) -> None:
+        """Loads of the step that is being made, or sends of requests that have just finished."""
+        if self.connector is not None:
+            step = self._step + self._scheduling
+            self.connector.plan(plan, step, self._trace_prefix + str(step), scheduling=self._scheduling)
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None:
+        """The result of a step, which is about to take effect, says something about transfers."""
+        step = declaration.step if declaration is not None else self._step
+        if self.connector is not None:
+            self.connector.result(result, declaration, step, self._trace_prefix + str(step))
+        if result.invalid_blocks and self.pool is not None:
+            self.pool.report_invalid(result.invalid_blocks, step)
+
+    @property
+    def failed_loads(self) -> list[str]:
+        """Requests whose loads the result at hand says to have failed: :meth:`on_taken_up` wants to know of them."""
+        return [load.request_id for load in self.connector.failed] if self.connector is not None else []
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None:
+        """The result has taken effect."""
+        step = declaration.step if declaration is not None else self._step
+        if self.connector is not None:
+            self.connector.taken_up(taken_up, declaration, step, self._trace_prefix + str(step))
+
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run
         step = declaration.step if declaration is not None else self._step
-        if declaration is not None and not declaration.is_empty:
+        if declaration is not None and declaration.total_num_scheduled_tokens:
             result = result or _NOTHING
             run.stream.put(
                 "update_input",
@@ -140,25 +179,22 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
-        if self.pool is not None and declaration is not None and not declaration.is_empty:
-            self.pool.confirm(declaration, result)
-        if declaration is not None and declaration.spec_tokens:
-            self._advances.returned(declaration, result)
-        self._act_if_due(step)
+            if self.pool is not None:
+                self.pool.confirm(declaration, result)
+            if declaration.spec_tokens:
+                self._advances.returned(declaration, result)
+        if self._latched is not None or self._mailboxes or run.pending or self._posted:
+            self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        told = self._run.pending[self._told_before :]
-        if told:
-            del self._run.pending[self._told_before :]
+        pending, before = self._run.pending, self._told_before
+        if len(pending) > before:
+            told = pending[before:]
+            del pending[before:]
             self._act(told, [])
-
-    def on_outputs(self, outputs: object) -> None:
-        """What the scheduler is about to say of the result; requests that were isolated get another answer there."""
-        if self.isolation is not None:
-            self.isolation.control.answer(outputs)
 
     def on_reset(self) -> None:
         """The host is about to drop all hashes, for which it wants all blocks back."""

@@ -79,7 +79,7 @@ class WorkerJudge:
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
-        return self._current is None or self._current.is_empty
+        return self._current is None or not self._current.total_num_scheduled_tokens
 
     @property
     def is_warming_up(self) -> bool:
@@ -256,7 +256,7 @@ class WorkerJudge:
 
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
-        if declaration is None or declaration.is_empty or result is None:
+        if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
         if declaration.spec_tokens:
             self._report(self.drafts.end(declaration), "runner", "spec_post")
@@ -269,7 +269,8 @@ class WorkerJudge:
             trace_id=declaration.trace_id,
             approx_bytes=64 * len(result.request_ids),
         )
-        self._run.cover("worker", "worker_result")
+        if "engine" not in self._run.roles:  # which says it for both
+            self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
         self._in_step = False

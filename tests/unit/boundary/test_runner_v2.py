@@ -55,6 +55,11 @@ def test_a_plan_is_the_batch_in_its_own_order(by_name: bool) -> None:
     assert [group.slots.tolist() for group in plan.groups] == [[20, 21, 55, -1], [68, 69, 87, -1]]
 
 
+def test_a_group_that_has_no_tables_or_no_slots_is_missing_in_the_plan() -> None:
+    for tables, slots in ((TABLES[:1], SLOTS), (TABLES, SLOTS[:1])):
+        assert [group.group_id for group in runner_v2.read_plan(RUNNER, BATCH, tables, slots).groups] == [0]
+
+
 def test_lengths_of_asynchronous_speculative_decoding_are_estimates() -> None:
     speculating = SimpleNamespace(**{**vars(RUNNER), "num_speculative_steps": 2})
     assert not runner_v2.read_plan(speculating, BATCH, TABLES, SLOTS).exact

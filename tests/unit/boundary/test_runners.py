@@ -111,6 +111,7 @@ def test_tensors_elsewhere_are_not_touched_but_counted(on_host: bool) -> None:
 def test_outside_a_step_nothing_is_read() -> None:
     observer = Told(expects_no_plan=True, is_warming_up=False)
     runner_v1.after_slot_mappings(observer, V1(), (), {}, ({0: np.zeros(3)}, None))
+    runner_v1.after_slot_mappings(observer, V1(), (), {}, ({}, None))
     runner_v1.after_slot_mappings(observer, None, (), {}, (None, None))
     runner_v2.after_prepare_attn(observer, None, (), {}, None)
     assert observer.calls == []

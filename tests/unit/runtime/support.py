@@ -26,6 +26,7 @@ class Hooks:
     def __init__(self) -> None:
         self.failed: set[str] = set()
         self.numbers: dict[str, tuple[int, int, int]] = {"scheduler.schedule": (5, 0, 50)}
+        self.allocator_faults = [0]
 
     def seams_installed(self) -> list[str]:
         return ["scheduler.schedule"]
@@ -33,7 +34,7 @@ class Hooks:
     def seams_absent(self) -> dict[str, str]:
         return {"worker.sample": "Worker has no method sample_tokens of its own"}
 
-    def allocator_faults(self) -> int:
+    def connector_faults(self) -> int:
         return 0
 
     def works(self, name: str) -> bool:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.draft_faults import DRAFT_FAULTS
+from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
@@ -64,12 +66,13 @@ def test_undo_restores_the_oldest_value() -> None:
 
 def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
-        "plan": {*PLAN_FAULTS, PADDING_FAULT},
+        "plan": {*PLAN_FAULTS, PADDING_FAULT, GROUP_FAULT},
         "declaration": set(DECLARATION_FAULTS),
         "handover": set(HANDOVER_FAULTS),
         "dummy": set(DUMMY_FAULTS),
         "drafts": DRAFT_FAULTS,
         "allocator": set(STORIES),
+        "connector": set(CONNECTOR_STORIES),
     }
     for point, names in by_point.items():
         assert {name for name, fault in FAULTS.items() if fault.point == point} == names
@@ -84,6 +87,7 @@ def test_what_must_be_found_is_not_also_a_mere_consequence() -> None:
 def test_a_fault_says_under_which_engine_and_requests_it_happens() -> None:
     assert occasion(FAULTS["slot_plus_one"]) == (SETTINGS, {})
     assert occasion(FAULTS["stale_row_after_preemption"]) == (PREEMPTING, {})
+    assert occasion(FAULTS["received_twice"]) == (LOADING, TRAFFIC["loading"])
     assert occasion(FAULTS["dummy_slot"]) == (SETTINGS, TRAFFIC["dummies"])
     assert {fault.traffic for fault in FAULTS.values()} == set(TRAFFIC)
 

@@ -1,6 +1,7 @@
 """What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
+from kvscope.testing.faults.connector_catalog import CONNECTOR_FAULTS
 from kvscope.testing.faults.draft_catalog import DRAFT_CATALOG
 from kvscope.testing.faults.fault import Fault
 
@@ -67,6 +68,12 @@ _ALL = [
         summary="The last row's query offset ends a token early, so that its decoded token belongs to no row.",
         expected="write_query_offsets_invalid",
         allowed_also=frozenset({"write_length_mismatch"}),
+    ),
+    Fault(
+        name="group_missing",
+        summary="The last group of the cache is left out of what is handed to attention.",
+        expected="write_group_missing",
+        crashes=True,
     ),
     Fault(
         name="two_slots_equal",
@@ -249,6 +256,7 @@ _ALL = [
     ),
     *ALLOCATOR_FAULTS,
     *DRAFT_CATALOG,
+    *CONNECTOR_FAULTS,
 ]
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

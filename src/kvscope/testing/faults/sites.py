@@ -1,12 +1,13 @@
 """The places in the host where faults go in, for vLLM 0.32. None of them is a seam of kvscope.
 
 Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler side: before
-`Scheduler._update_after_schedule`; for the allocator `story`; and around `execute_model` of the executors, or, for one
-rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`).
+`Scheduler._update_after_schedule`; and around `execute_model` of the executors, or, for one rank alone, around
+`WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`). For the allocator and a connector `story`.
 """
 
 from typing import Any
 
+from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.draft_faults import draft_sites
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
@@ -20,9 +21,12 @@ from kvscope.testing.faults.story import story_sites
 
 def hooks(injection: Injection) -> list[Hook]:
     """Wrap what the fault needs. A host that lacks one of the functions is a LookupError, with nothing left wrapped."""
+    from kvscope.testing.faults.group_faults import GROUP_FAULT, group_sites
     from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT, dummy_sites, padding_sites
 
-    if injection.fault.name == PADDING_FAULT:
+    if injection.fault.name == GROUP_FAULT:
+        sites = group_sites(injection)
+    elif injection.fault.name == PADDING_FAULT:
         sites = padding_sites(injection)
     elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
@@ -34,6 +38,8 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = _declaration_sites(injection)
     elif injection.fault.point == "allocator":
         sites = story_sites(injection, STORIES[injection.fault.name])
+    elif injection.fault.point == "connector":
+        sites = story_sites(injection, CONNECTOR_STORIES[injection.fault.name])
     else:
         sites = _handover_sites(injection)
     wrapped: list[Hook] = []

@@ -14,9 +14,16 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
 }
-"""For `kvscope.testing.engine.running`: prompts come in chunks, and with `qwen3` nothing is preempted.
+"""For `kvscope.testing.engine.running`: prompts come in chunks, and with `qwen3` nothing is preempted."""
 
-Latent attention cannot chunk on a CPU and needs `max_num_batched_tokens` of 256 as well, or no long prompt ever starts.
+LATENT: dict[str, Any] = SETTINGS | {
+    "model": "deepseek-v2",
+    "num_blocks": 96,
+    "block_size": 16,
+    "max_num_batched_tokens": 256,
+}
+"""The same for latent attention. On a CPU it neither chunks prompts, so that a step must have room for a whole one, nor
+caches prefixes, and always has blocks of 16 tokens.
 """
 
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
@@ -31,6 +38,19 @@ DRAFTING: dict[str, Any] = SETTINGS | {
 }
 """The same with the model itself as its drafter, whose drafts are accepted."""
 
+LOADING: dict[str, Any] = SETTINGS | {
+    "kv_transfer_config": {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostCopies",
+            "spec_module_path": "kvscope.testing.offloading",
+            "cpu_bytes_to_use": 8 << 20,
+        },
+    }
+}
+"""The same with prompts that are stored beside the pool, and loaded from there when they come again."""
+
 TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "steady": {},
     "finishing": {"max_tokens": 6},
@@ -41,11 +61,14 @@ TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "dummies": {"dummy_every": 4},
     "preempting": {},
     "drafting": {},
+    "loading": {"max_tokens": 6, "rounds": 2},
+    "loading_twins": {"max_tokens": 6, "twins": True, "rounds": 2},
 }
 """What `workload` is called with for a fault. `steady`: requests grow for a while. `finishing`: some end while others
 run. `twins`: each hits what the one before it computes. `again`, `twins_again`: all come a second time. `long`: one
 goes on for so long that every audit comes around. `dummies`: workers run batches without work in between. `preempting`:
-as `steady`, in a pool that is too small. `drafting`: as `steady`, with three drafts for each token."""
+as `steady`, in a pool that is too small. `drafting`: as `steady`, with three drafts for each token. `loading`,
+`loading_twins`: as `again`, and with twins, and what comes again is loaded."""
 
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
@@ -71,7 +94,8 @@ def prompts(salt: int = 0) -> list[list[int]]:
 
 def occasion(fault: Fault) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the engine and the arguments of `workload` under which a fault happens."""
-    settings = {"preempting": PREEMPTING, "drafting": DRAFTING}.get(fault.traffic, SETTINGS)
+    others = {"preempting": PREEMPTING, "drafting": DRAFTING, "loading": LOADING, "loading_twins": LOADING}
+    settings = others.get(fault.traffic, SETTINGS)
     return settings, TRAFFIC[fault.traffic]
 
 
