@@ -13,20 +13,24 @@ import logging
 import os
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import config as configuration
+from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
 from .boundary.block_work import observe_block_work
 from .boundary.connector import PlanReader
+from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
 from .boundary.drafts import observe_drafts
 from .boundary.isolation import SchedulerControl
-from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
+from .boundary.ledger import OBSERVER, Hook, Ledger, Role
+from .boundary.probing import SeamReport, probed
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
 from .errors import ConfigurationError
 from .logs import say
+from .runtime.deferred import DeferredJudge
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
@@ -80,7 +84,7 @@ class PluginHub:
         self.table = seam_table(self)
         self._runs: dict[tuple[int, str], Run] = {}
         self._frontend_run: Run | None = None
-        self._runners: list[tuple[weakref.ref[Any], WorkerJudge]] = []
+        self._runners: list[tuple[weakref.ref[Any], WorkerJudge | DeferredJudge]] = []
         self._said: set[str] = set()
 
     def arm(self) -> None:
@@ -187,7 +191,7 @@ class PluginHub:
             return
         topology = read_topology(kv_cache_config)
         observer.bind_topology(topology)
-        observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
+        observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
         self._runners.append((weakref.ref(worker.model_runner), observer))
         observe_block_work(worker.model_runner, observer)
@@ -195,19 +199,47 @@ class PluginHub:
             observe_drafts(worker.model_runner, observer)
         self._note_overrides(worker.model_runner)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
-        if not observer.reads_host_tensors:
-            self._refuse_if(refused_groups(run.config, topology, "device_tensors"))
+        if not (observer.reads_host_tensors or isinstance(observer, DeferredJudge)):
+            self._refuse_if(refused_groups(run.config, topology, DEVICE_TENSORS))
         if "engine" not in run.roles:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
 
-    def worker_of(self, kv_caches: Any) -> WorkerJudge | None:
+    def worker_of(self, kv_caches: Any) -> WorkerJudge | DeferredJudge | None:
         """The observer of the runner whose caches these are."""
         for reference, observer in self._runners:
             if getattr(reference(), "kv_caches", None) is kv_caches:
                 return observer
         return None
+
+    def _defer(self, run: Run, worker: Any, observer: Any) -> Any:
+        """The observer that can judge this worker's tensors where they are.
+
+        Without the memory for clones, or on a device that torch does not serve, it is one that judges no plan.
+        """
+        runner, judge = worker.model_runner, observer.judge if isinstance(observer, DeferredJudge) else observer
+        judge.reads_host_tensors = False
+        try:
+            device = audit_device(runner)
+            if device is None:
+                judge.reads_host_tensors = True
+                return judge
+            whole = runner_v2.whole_plan(runner) if run.runner == "V2" else runner_v1.whole_plan(runner)
+            ring = CloneRing(device, clone_bytes_of(whole))
+        except Exception as error:  # noqa: BLE001 - the device is anybody's; what it cannot do must not stop the start
+            text = "kvscope: plans on this device are not judged (%s)"
+            say(logging.WARNING, text, type(error).__name__, error=error)
+            return judge
+        setattr(runner, CLONES, ring)
+        run.device_clone_bytes = ring.device_bytes
+        self._install("deferred_v2" if run.runner == "V2" else "deferred_v1")
+        if isinstance(observer, DeferredJudge):
+            return observer
+        ranks = read_ranks(worker.vllm_config, worker.rank)
+        deferred = DeferredJudge(judge, run, returns_results=returns_results(worker.vllm_config, ranks))
+        setattr(worker, OBSERVER, deferred)
+        return deferred
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""
@@ -289,38 +321,9 @@ class PluginHub:
                 self.ledger.absent[name] = f"{type(runner).__name__} has its own {seam.attribute}"
 
 
-class SeamReport(NamedTuple):
-    """One line of ``kvscope doctor``: ``status`` is ``matched`` or ``refused``, with the reason."""
-
-    name: str
-    target: str
-    process: str
-    fact: str
-    lost_without: str
-    status: str
-    reason: str | None
-
-
 def probe_seams() -> list[SeamReport]:
     """Hold every seam against the installed vLLM, wrapping nothing. Imports the host's modules."""
-    return [_probed(seam) for seam in HUB.table]
-
-
-def _probed(seam: Seam) -> SeamReport:
-    try:
-        _, original = seam.resolve(load=True)
-        reason = _wrapped_by_another(original)
-    except LookupError as refused:
-        return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "refused", str(refused))
-    return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "matched", reason)
-
-
-def _wrapped_by_another(original: Any) -> str | None:
-    """The module of a wrapper that stands between us and the host, if there is one."""
-    module = getattr(original, "__globals__", {}).get("__name__", "")
-    if module.startswith(("vllm", "torch", "kvscope")) or not module:
-        return None
-    return f"wrapped by {module} as well"
+    return [probed(seam) for seam in HUB.table]
 
 
 def _run_of_launcher(vllm_config: Any) -> str | None:

@@ -33,6 +33,8 @@ Role = Literal[
     "worker_v2",
     "drafts_v1",
     "drafts_v2",
+    "deferred_v1",
+    "deferred_v2",
 ]
 Original = Callable[..., Any]
 Wrap = Callable[[Original, "Hook"], Original]

@@ -8,6 +8,9 @@ from ..facts.requests import StepResult
 from .connector import read_connector_result, read_taken_up, says_something
 from .scheduler import declaration_of
 
+DUE = "_kvscope_due"
+"""Attribute by which an asynchronous result carries who is to be told when it is taken."""
+
 
 def read_result(output: Any) -> StepResult | None:
     """Request ids and sampled counts of a result, None where it carries no requests.
@@ -26,6 +29,11 @@ def read_result(output: Any) -> StepResult | None:
         if request_ids is None:
             return None
     return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
+
+
+def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Somebody has waited for an asynchronous result: what its step handed to attention is judged before it goes on."""
+    due.settle()
 
 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .results import read_result
+from .results import DUE, read_result
 from .scheduler import DECLARATION, arrived_as_declared, declaration_of, received_requests
 
 
@@ -30,12 +30,22 @@ def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
 def after_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any, result: Any) -> None:
     observer.on_launched()
     if result is not None:
-        observer.on_result(read_result(result))
+        _hand_back(observer, result)
 
 
 def after_sample(observer: Any, worker: Any, args: Any, kwargs: Any, result: Any) -> None:
     if result is not None:
-        observer.on_result(read_result(result))
+        _hand_back(observer, result)
+
+
+def _hand_back(observer: Any, result: Any) -> None:
+    observer.on_result(read_result(result))
+    if observer.reads_host_tensors:
+        return
+    if getattr(result, "req_ids", None):
+        observer.settle()  # the host has waited for the device itself
+    elif hasattr(result, "get_output"):
+        setattr(result, DUE, observer.due())
 
 
 def before_shutdown(observer: Any, host: Any, args: Any, kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from kvscope.boundary import host
 from kvscope.boundary.ledger import Hook, Role
 from kvscope.boundary.seams import HOSTS, seam_table
 from kvscope.plugin import PluginHub
+from kvscope.runtime.deferred import DeferredJudge
 from kvscope.runtime.engine import EngineJudge
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.worker import WorkerJudge
@@ -48,6 +49,7 @@ def test_the_hosts_that_were_read_are_named() -> None:
         (host.FrontendObserver, FrontendRecorder),
         (host.EngineObserver, EngineJudge),
         (host.WorkerObserver, WorkerJudge),
+        (host.DeferringObserver, DeferredJudge),
         (host.Hub, PluginHub),
     ],
 )
