@@ -170,6 +170,7 @@ class EngineJudge:
         step = declaration.step if declaration is not None else self._step
         if declaration is not None and declaration.total_num_scheduled_tokens:
             result = result or _NOTHING
+            run.coverage.answer(step)
             run.stream.put(
                 "update_input",
                 result,

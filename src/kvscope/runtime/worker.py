@@ -145,6 +145,7 @@ class WorkerJudge:
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
             self.drafts.lose()
+            self._run.coverage.miss_plan(self._current.step)
         self._current = None
 
     def on_launched(self) -> None:
