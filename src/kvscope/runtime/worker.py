@@ -20,6 +20,7 @@ from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
+from ..state.tails import TailCensus
 from .block_work import BlockWorkFollower
 from .drafts import DraftFollower
 from .follower import PoolFollower
@@ -55,6 +56,7 @@ class WorkerJudge:
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
+        self._tails = TailCensus()
         self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
@@ -173,6 +175,8 @@ class WorkerJudge:
             return
         if declaration.spec_tokens or self.drafts.advances is not None:
             self._report(self.drafts.plan(declaration, plan), "runner", "plan")
+        if self._tails.is_due():
+            self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
