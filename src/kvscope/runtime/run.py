@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import UNSET
 
@@ -34,6 +34,7 @@ from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .concerned import concerned_blocks
 from .folding import FindingFolds
+from .hook_book import HookBook
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
@@ -44,23 +45,6 @@ PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that every judged row of a plan goes through."""
 
 ProcessRole = Literal["frontend", "engine", "worker"]
-
-
-class HookBook(Protocol):
-    """What the run publishes about the hooks of its process. Implemented by the boundary's ledger."""
-
-    def seams_installed(self) -> list[str]: ...
-
-    def seams_absent(self) -> dict[str, str]: ...
-
-    @property
-    def allocator_faults(self) -> list[int]: ...
-
-    def connector_faults(self) -> int: ...
-
-    def works(self, name: str) -> bool: ...
-
-    def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
 class Run:
