@@ -22,6 +22,7 @@ from .boundary.block_work import observe_block_work
 from .boundary.connector import PlanReader
 from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
 from .boundary.drafts import observe_drafts
+from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role
 from .boundary.probing import SeamReport, probed
@@ -139,6 +140,8 @@ class PluginHub:
         if getattr(vllm_config, "speculative_config", None) is not None:
             roles.append("drafts_v2" if run.runner == "V2" else "drafts_v1")
             self._install(roles[-1])
+        if runs_graphs(vllm_config):
+            self._install("graphs_v2" if run.runner == "V2" else "graphs_v1")
         self._refuse_lost(config, *roles)
 
     def run(self, pid: int, run_id: str) -> Run:
@@ -154,7 +157,7 @@ class PluginHub:
         run = self._run_of(scheduler.vllm_config)
         if run is None:
             return
-        run.topology = read_topology(scheduler.kv_cache_config)
+        run.topology = read_topology(scheduler.kv_cache_config, scheduler.vllm_config)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
@@ -182,6 +185,7 @@ class PluginHub:
             run,
             returns_results=returns_results(worker.vllm_config, ranks),
             unjudged_cause=_unjudged(worker.vllm_config),
+            ranks=ranks,
         )
         setattr(worker, OBSERVER, observer)
 
@@ -189,7 +193,7 @@ class PluginHub:
         run, observer = self._run_of(worker.vllm_config), getattr(worker, OBSERVER, None)
         if run is None or observer is None:
             return
-        topology = read_topology(kv_cache_config)
+        topology = read_topology(kv_cache_config, worker.vllm_config)
         observer.bind_topology(topology)
         observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
@@ -345,12 +349,9 @@ def _runner(vllm_config: Any) -> str:
 
 
 def _unjudged(vllm_config: Any) -> str | None:
-    """Why no plan of this engine can be judged, if so: the slots of a context-parallel rank follow another formula."""
-    parallel = vllm_config.parallel_config
-    sizes = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    if any(getattr(parallel, size, 1) > 1 for size in sizes):
-        return "context_parallel"
-    return None
+    """Why no plan of this engine can be judged, if so: runner V1 does not say which part of a batch a PCP rank has."""
+    pcp_size = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
+    return "prefill_context_parallel" if pcp_size > 1 and _runner(vllm_config) == "V1" else None
 
 
 def _versions() -> tuple[str | None, str | None]:

@@ -6,7 +6,6 @@ something is missing is counted with the cause, never completed by a guess.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -18,6 +17,7 @@ from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
 from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
+from kvscope.analysis.row_coverage import RowCoverage
 from kvscope.analysis.scene import Scene, scene_of
 from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
@@ -46,6 +46,7 @@ from kvscope.events.codec import (
     result_from,
     snapshot_from,
 )
+from kvscope.events.context_parallel import KIND as CP_CONTEXT
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
 from kvscope.facts.allocator import PoolOperation
@@ -69,26 +70,6 @@ GROUP_MISSING = "its group has no plan"
 
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
-
-
-class RowCoverage(msgspec.Struct, kw_only=True):
-    """Rows (request x step x group x rank) of groups whose semantics are judged. ``other_rows`` are those of groups
-    that no rule of this version can judge, by ``group (kind)``.
-    """
-
-    steps: int = 0
-    scheduled: int = 0
-    audited: int = 0
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    other_rows: Counter[str] = msgspec.field(default_factory=Counter)
-    dummy_runs: int = 0
-    first_step: int | None = None
-    last_step: int | None = None
-
-    @property
-    def share(self) -> float:
-        """Audited rows of the scheduled ones, 0 where nothing was scheduled."""
-        return self.audited / self.scheduled if self.scheduled else 0.0
 
 
 class Replay:
@@ -156,16 +137,21 @@ class Replay:
                 if known is not None:
                     engine.advances.returned(known[0], result)
         rank = engine.ranks.get(entry.log.name)
-        if rank is None:
-            return
+        if rank is not None:
+            self._of_rank(engine, rank, record)
+
+    def _of_rank(self, engine: EngineSide, rank: RankSide, record: Record) -> None:
         if isinstance(record, BoundaryRecord) and record.kind == "worker_input":
             self._input(engine, rank, record)
+        elif isinstance(record, BoundaryRecord) and record.kind == CP_CONTEXT:
+            self._context(engine, rank, record)
         elif isinstance(record, BoundaryRecord) and record.kind == "dummy":
             self.coverage.dummy_runs += 1
             run, step = dummy_from(record), step_of(record)
             rank.catch_up(engine.declared, step)  # the worker was told of empty steps, too
             ledger = rank.pool.ledger
-            self._found(engine, rank, judge_dummy(run, step, rank.bindings, engine.setup.parts, ledger=ledger))
+            parts, context = engine.setup.parts, rank.context.current
+            self._found(engine, rank, judge_dummy(run, step, rank.bindings, parts, ledger, context))
         elif isinstance(record, BoundaryRecord) and record.kind in KINDS:
             self._found(engine, rank, judge_boundary(engine, rank, record))
         elif isinstance(record, (WriteRecord, ReadRecord)):
@@ -268,6 +254,15 @@ class Replay:
             received = received_from(record, known[0].requests)
             self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
 
+    def _context(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
+        """Where a context-parallel rank stands, or what it computed or counted in a step."""
+        step = step_of(record)
+        known = engine.declared.get(step)
+        if known is None:
+            self._undeclared(engine, step)
+            return
+        self._found(engine, rank, rank.context.take(record, known[0], rank.bindings, engine.setup.parts))
+
     def _plan(self, engine: EngineSide, rank: RankSide, write: WriteRecord, read: ReadRecord) -> None:
         step = step_of(write)
         known = engine.declared.get(step)
@@ -282,6 +277,10 @@ class Replay:
         if rank.applied != step:
             self._skip(rows, LATE)
             return
+        unjudged = rank.context.unjudged
+        if unjudged is not None:
+            self._skip(rows, unjudged)
+            return
         try:
             snapshot = snapshot_from(write, read)
             if snapshot.trace_id != declaration.trace_id:
@@ -295,7 +294,7 @@ class Replay:
         scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
         in_batch = np.array([r in scheduled and r in rank.bindings for r in snapshot.request_ids], np.bool_)
         keep: Bool = in_batch & np.array([r not in partial for r in snapshot.request_ids], np.bool_)
-        rebuilt = rebuild(snapshot, rank.bindings, keep)
+        rebuilt = rebuild(snapshot, rank.bindings, keep, rank.context.current, rank.context.rows_at(declaration.step))
         recorded = {group.group_id for group in snapshot.groups}
         indexes = [i for i in engine.judged if engine.topology.groups[i].group_id in recorded]
         # The live process leaves rows out of the record whose table it does not know: they were in the batch.

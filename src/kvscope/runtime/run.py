@@ -19,11 +19,12 @@ from ..checks.rule import CHECKS, PART_OF_CHECK, Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
+from ..events.coverage_schema import CoverageRecord, ErrorRecord
 from ..events.finding_schema import BlockHistory, FindingCount
 from ..events.frozen import frozen_line
 from ..events.histories import history_of
 from ..events.names import RequestNames
-from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, InactiveCheck
+from ..events.schema import EnabledRecord, InactiveCheck
 from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import Violation
@@ -135,7 +136,7 @@ class Run:
         """Start writing: everything that kv.enabled says is known now."""
         if not self.is_open:
             self.is_open = True
-            sizes = {group.group_id: group.block_size for group in self.topology.groups} if self.topology else None
+            sizes = {group.group_id: group.slots_per_block for group in self.topology.groups} if self.topology else None
             self.stream.open(self.enabled, block_sizes=sizes)
             if "engine" in self.roles:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))

@@ -27,6 +27,7 @@ RECORDS_OF_KIND: Mapping[str, int] = {
     "zero": 1,
     "copy": 1,
     "spec_post": 1,
+    "cp_context": 1,
     "worker_result": 1,
     "update_input": 1,
     "connector_plan": 1,

@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec import UnsetType
 
 from kvscope.events.codec import Identity, coverage_record, encode, stamp
+from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
-from kvscope.events.schema import CoverageRecord
 from kvscope.facts.topology import Ranks
 
 STEP_NS = 1_000_000
