@@ -14,6 +14,7 @@ import unit.checks.draft_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.list_cases
+import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -21,7 +22,7 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.drafts import DRAFT_RULES
@@ -32,6 +33,7 @@ from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.lists import LIST_RULES
+from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -106,6 +108,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -121,6 +124,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,
