@@ -19,7 +19,7 @@ from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
 from .boundary.attention import AttentionLayout
 from .boundary.connector import PlanReader
-from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
+from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of, clones_of
 from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
@@ -211,7 +211,7 @@ class PluginHub:
                 judge.reads_host_tensors = True
                 return judge
             whole = runner_v2.whole_plan(runner) if run.runner == "V2" else runner_v1.whole_plan(runner)
-            ring = CloneRing(device, clone_bytes_of(whole))
+            ring = CloneRing(device, clone_bytes_of(whole), clones_of(worker.vllm_config))
         except Exception as error:  # noqa: BLE001 - the device is anybody's; what it cannot do must not stop the start
             text = "kvscope: plans on this device are not judged (%s)"
             say(logging.WARNING, text, type(error).__name__, error=error)

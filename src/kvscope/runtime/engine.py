@@ -28,7 +28,8 @@ class EngineJudge:
     """One scheduler's observer.
 
     Findings of workers arrive before the result of their step does: a worker posts them ahead of its forward, which
-    every other rank needs in order to finish. They are taken up before the result takes effect.
+    every other rank needs in order to finish, or, where the plan is on a device, before it gives the result. They are
+    taken up before the result takes effect.
     """
 
     answers: Callable[[object], None] | None = None
