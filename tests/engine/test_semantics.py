@@ -91,8 +91,6 @@ def test_who_refuses_is_told_the_group_its_semantics_and_the_checks(
 
 def test_a_model_that_caches_nothing_is_no_fault_of_ours(runner: engine.Runner, tmp_path: Path) -> None:
     """Encoder-only attention has slots and no table."""
-    if runner == "v2":
-        pytest.skip("Triton's interpreter does not run this model's kernels")
     folder = tmp_path / "bert"
     folder.mkdir()
     for path in models.build("qwen3").glob("tokenizer*.json"):
