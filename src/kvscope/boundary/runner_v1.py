@@ -1,4 +1,6 @@
-"""Model Runner V1: final slots and tables. Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
+"""Model Runner V1: final slots and tables, and what the forward gets.
+
+Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
 
 ``_get_slot_mappings`` is the last call before the attention metadata is built; ``_dummy_run`` calls it too, and only
 afterwards turns every slot off, so a dummy run is read when it has ended.
@@ -9,13 +11,19 @@ it: every run fills what it hands on itself, so nothing replays that. What a run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .attention import LAYOUT, AttentionLayout, extents
+from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
+from .graphs import graph_mode_of
+from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -40,15 +48,18 @@ class HostViews:
         self.positions = runner.positions.numpy()
         self.seq_lens = runner.seq_lens.numpy()
         self.exact = not runner.use_async_spec_decode
+        self.context = context_of_v1(runner)
         self.tables = [
             (
                 table.block_table.gpu.numpy(),
                 table.num_blocks_per_row,
                 table.slot_mapping.gpu.data_ptr(),
                 table.slot_mapping.gpu.numpy(),
+                table.block_size,
             )
             for table in runner.input_batch.block_table.block_tables
         ]
+        self._are_views = all(is_direct(table[3]) for table in self.tables)
         self._sizes: list[int] = []
         self._plan: Plan
 
@@ -66,7 +77,7 @@ class HostViews:
         sizes = [len(request_ids), num_tokens]
         for group_id, slots in slots_by_group.items():
             sizes += (group_id, slots.data_ptr(), slots.shape[0])
-        if sizes != self._sizes:
+        if sizes != self._sizes or not self._are_views:
             self._sizes, self._plan = sizes, self._lay_out(len(request_ids), slots_by_group, num_tokens)
         self._plan.request_ids = request_ids
         return self._plan
@@ -76,10 +87,18 @@ class HostViews:
         for group_id, slots in slots_by_group.items():
             if group_id >= len(self.tables):
                 continue  # encoder-only attention, which stores nothing and has no table
-            table, counts, address, buffer = self.tables[group_id]
+            table, counts, address, buffer, block_size = self.tables[group_id]
             # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
             handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
-            groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
+            groups.append(
+                GroupPlan(
+                    group_id=group_id,
+                    tables=table[:rows],
+                    table_blocks=counts[:rows],
+                    slots=as_slots(handed, block_size),
+                    host_slots=None if self._are_views else handed,
+                )
+            )
         return Plan(
             request_ids=[],
             query_start=self.query_start_buffer.np[: rows + 1],
@@ -88,6 +107,7 @@ class HostViews:
             num_tokens=num_tokens,
             groups=groups,
             exact=self.exact,
+            context=self.context,
         )
 
 
@@ -114,7 +134,27 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
+    plan.graph_mode = graph_mode_of(runner)
+    if views.context is not None:
+        plan.context = context_of_v1(runner)
     return plan
+
+
+def before_forward(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
+    """``_model_forward`` is called with the forward context in place, for real batches only."""
+    if observer.awaits_operators:
+        context = sys.modules["vllm.forward_context"]._forward_context
+        batch = runner.input_batch
+        observer.on_operators(read_operators(runner.__dict__[LAYOUT], context, batch.num_reqs, observer.planned_tokens))
+
+
+def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens: int) -> OperatorArguments:
+    """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
+    metadata, slots = context.attn_metadata, context.slot_mapping
+    if isinstance(metadata, dict):
+        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
+    parts = extents(context.ubatch_slices, rows, num_tokens)
+    return layout.micro_batches(zip(metadata, slots, parts, strict=True))
 
 
 def whole_plan(runner: Any) -> list[Any]:
@@ -133,6 +173,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
     batch = runner.input_batch
     rows = batch.num_reqs
     request_ids, exact = batch.req_ids[:rows], not runner.use_async_spec_decode
+    graph_mode, context = graph_mode_of(runner), context_of_v1(runner)
     longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
     sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
     counted = []
@@ -144,7 +185,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
         counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
         width = table_width(counts, longest, table.block_size, entries.shape[1])
         sources += [entries[:rows, :width], slots]
-        counted.append((group_id, counts))
+        counted.append((group_id, counts, table.block_size))
 
     def make(arrays: list[Array]) -> Plan:
         groups = [
@@ -152,9 +193,9 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
                 group_id=group_id,
                 tables=arrays[3 + 2 * index],
                 table_blocks=counts,
-                slots=arrays[4 + 2 * index].astype(np.int64, copy=False),
+                slots=as_slots(arrays[4 + 2 * index], block_size),
             )
-            for index, (group_id, counts) in enumerate(counted)
+            for index, (group_id, counts, block_size) in enumerate(counted)
         ]
         return Plan(
             request_ids=request_ids,
@@ -163,7 +204,9 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
             seq_lens=arrays[2],
             num_tokens=num_tokens,
             groups=groups,
+            graph_mode=graph_mode,
             exact=exact,
+            context=context,
         )
 
     return ring.clone(sources, make)
@@ -172,7 +215,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
 def before_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
     setattr(runner, HANDED, 0)
     if observer.reads_host_tensors and not kwargs.get("is_graph_capturing"):
-        setattr(runner, BEFORE_DUMMY, [buffer.numpy().copy() for buffer in _slot_buffers(runner)])
+        setattr(runner, BEFORE_DUMMY, [slots.copy() for slots in _read(runner, _slot_buffers(runner))])
 
 
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -183,11 +226,12 @@ def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: 
     num_tokens = args[0] if args else kwargs["num_tokens"]
     if observer.reads_host_tensors:
         before = runner.__dict__.pop(BEFORE_DUMMY)
-        observer.on_dummy(read_dummy([buffer.numpy() for buffer in buffers], before, num_tokens, handed))
+        observer.on_dummy(read_dummy(_read(runner, buffers), before, num_tokens, handed))
         return
 
     def make(arrays: list[Array]) -> DummyRun:
-        return read_dummy(arrays, arrays, num_tokens, handed)
+        slots = _read(runner, arrays)
+        return read_dummy(slots, slots, num_tokens, handed)
 
     # What was not handed on would have to be cloned before the run as well, so nothing is said about it.
     hand_on_dummy(observer, runner, [buffer[: max(handed, num_tokens)] for buffer in buffers], make)
@@ -196,6 +240,12 @@ def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: 
 def _slot_buffers(runner: Any) -> list[Any]:
     """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
     return [table.slot_mapping.gpu for table in runner.input_batch.block_table.block_tables]
+
+
+def _read(runner: Any, buffers: Sequence[Any]) -> list[Int64]:
+    """The slots of each group, of tensors on the host or arrays in whatever shape the host has them."""
+    tables = runner.input_batch.block_table.block_tables
+    return [as_slots(np.asarray(buffer), tables[group_id].block_size) for group_id, buffer in enumerate(buffers)]
 
 
 def read_dummy(buffers: Sequence[Int64], before: Sequence[Int64], num_tokens: int, handed: int) -> DummyRun:

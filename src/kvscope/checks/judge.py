@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.connector import TakenUp
+from ..facts.connector import PlannedReceive, TakenUp
+from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests
+from ..facts.topology import Topology
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
@@ -18,8 +20,16 @@ from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES, ConnectorView, ReceiveView
 from .content import CONTENT_RULES, ContentView, content_agrees
+from .context_parallel import (
+    CONTEXT_RULES,
+    COORDINATE_RULES,
+    LENGTH_RULES,
+    ContextView,
+    CoordinatesView,
+    LengthsView,
+)
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
 from .generation import GENERATION_RULES
@@ -27,6 +37,7 @@ from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES, LifetimeView
 from .lists import LIST_RULES, lists_agree
+from .operator import OPERATOR_RULES, OperatorView
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
@@ -72,13 +83,18 @@ def judge_missing(after_step: int, received: StepRequests, parts: Parts) -> list
 
 
 def judge_dummy(
-    run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+    run: DummyRun,
+    after_step: int,
+    bindings: Bindings,
+    parts: Parts,
+    ledger: BlockLedger | None = None,
+    context: ContextParallel | None = None,
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
     is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
     if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
-    view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
+    view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger, context=context)
     return _merged(_fired(DUMMY_RULES, view, parts))
 
 
@@ -113,11 +129,32 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
             fired += _fired(READ_RULES, group, parts)
         if step.ledger is not None and (is_doubtful or not (group.writes_agree and group.reads_agree)):
             fired += _fired(POOL_PLAN_RULES, group, parts)
+    if step.plan.context is not None:
+        context = ContextView(step, groups)
+        if not context.agrees:
+            fired += _fired(CONTEXT_RULES, context, parts)
     findings = _merged(fired) if fired else []
     for finding in findings:
         if step.ledger is not None and finding.generation is None and finding.block_id is not None:
             finding.generation = past.generation(step.ledger, finding.block_id)
     return findings
+
+
+def judge_operators(view: OperatorView, parts: Parts) -> list[Finding]:
+    """Judge what the attention operators get, in the groups that are in doubt (:meth:`HandedPlan.doubtful`)."""
+    return _merged(_fired(OPERATOR_RULES, view, parts))
+
+
+def judge_coordinates(view: CoordinatesView) -> list[Finding]:
+    """Judge the coordinates of a context-parallel rank, for all parts: where they are wrong, no plan can be judged."""
+    return _merged(_fired(COORDINATE_RULES, view, [function.rule.part for function in COORDINATE_RULES]))
+
+
+def judge_local_lengths(view: LengthsView, parts: Parts) -> list[Finding]:
+    """Judge how many tokens of each row a context-parallel rank is told to have."""
+    if view.expected.tolist() == view.lengths.lengths.tolist():
+        return []
+    return _merged(_fired(LENGTH_RULES, view, parts))
 
 
 def judge_pool(
@@ -190,6 +227,19 @@ def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedg
     """Judge what has been held too long (:meth:`Holds.overdue`) when a step is declared."""
     view = LifetimeView(step=declaration.step, trace_id=declaration.trace_id, ledger=ledger, held=held)
     return _merged(_fired(LIFETIME_RULES, view, parts))
+
+
+def judge_receives(
+    receives: Sequence[PlannedReceive],
+    step: int,
+    trace_id: str,
+    topology: Topology,
+    parts: Parts,
+    ledger: BlockLedger | None = None,
+) -> list[Finding]:
+    """Judge where a connector is told to load; ``ledger`` has the operations of the pool up to there."""
+    view = ReceiveView(step=step, trace_id=trace_id, receives=receives, topology=topology, ledger=ledger)
+    return _fired(RECEIVE_RULES, view, parts)
 
 
 def judge_completions(

@@ -18,6 +18,8 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ViolationError
+from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Topology
@@ -75,11 +77,13 @@ class Due:
 class DeferredJudge:
     """The observer of such a worker and its runner; ``judge`` is the one that is told later.
 
-    Calls come from the thread that launches, but :meth:`settle` from whichever takes the result. ``returns_results``
-    says whether somebody does.
+    Calls come from the thread that launches, but :meth:`settle` and :meth:`on_late_error` from whichever takes the
+    result. ``returns_results`` says whether somebody does.
     """
 
     reads_host_tensors = False
+    reads_operators = awaits_operators = False
+    planned_tokens = 0
 
     def __init__(self, judge: WorkerJudge, run: Run, *, returns_results: bool) -> None:
         self.judge = judge
@@ -87,6 +91,7 @@ class DeferredJudge:
         self._has_work = self._in_step = False
         self._waiting: deque[_Call] = deque()
         self._number = 0
+        self._ordering = threading.Lock()
         self._playing = threading.Lock()
         self._violation: ViolationError | None = None
         self._fault: Exception | None = None
@@ -101,6 +106,14 @@ class DeferredJudge:
         self.judge.bind_topology(topology)
 
     # What the worker is told ------------------------------------------------------------------------------------------
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """Nobody asks for them: they are on the device, and the plan to hold them against has yet to arrive."""
+        self.judge.on_operators(arguments)
+
+    @property
+    def reads_local_lengths(self) -> bool:
+        return self.judge.reads_local_lengths
 
     @property
     def expects_no_plan(self) -> bool:
@@ -137,6 +150,9 @@ class DeferredJudge:
 
     def on_plan_skipped(self, cause: str) -> None:
         self._tell(self.judge.on_plan_skipped, cause)
+
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None:
+        self._tell(self.judge.on_local_lengths, lengths)
 
     def on_launched(self) -> None:
         self._in_step = self._has_work = False
@@ -210,8 +226,9 @@ class DeferredJudge:
         copy: Copy | None = None,
         otherwise: Callable[[str], None] | None = None,
     ) -> None:
-        self._number += 1
-        self._waiting.append(_Call(self._number, tell, arguments, copy, otherwise))
+        with self._ordering:
+            self._number += 1
+            self._waiting.append(_Call(self._number, tell, arguments, copy, otherwise))
         if copy is not None and self._arrival is not None:
             if self._sweeper is None:
                 self._sweeper = threading.Thread(target=self._sweep, args=(self._arrival,), name="kvscope-audit")

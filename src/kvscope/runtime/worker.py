@@ -8,12 +8,17 @@ from collections.abc import Sequence
 import msgspec
 
 from ..checks.agreement import agreed_plan
+from ..checks.context_parallel import ContextView
 from ..checks.finding import Finding
-from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
+from ..checks.handed import HandedPlan
+from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_operators, judge_plan
+from ..checks.operator import OperatorView
 from ..checks.plan_view import StepView
-from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
+from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
+from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, StepRequests, StepResult
-from ..facts.topology import Topology
+from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
@@ -21,7 +26,9 @@ from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from ..state.tails import TailCensus
+from .context import ContextWatch
 from .follower import PoolFollower
+from .refusal import make_harmless, slots_and_tables
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
@@ -34,19 +41,29 @@ class WorkerJudge:
     another rank a launch that must not happen is made harmless instead, and the mailbox stops the engine.
     """
 
-    def __init__(self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None) -> None:
+    reads_local_lengths = False
+
+    def __init__(
+        self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None, ranks: Ranks | None = None
+    ) -> None:
         self._run = run
+        self._ranks = ranks or Ranks()
         self.reads_host_tensors = True
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
         self._pool: PoolFollower | None = None
+        self._context: ContextWatch | None = None
         self._groups: list[BatchTable] = []
         self._followers: list[Follower] = []
         self._kept_groups: Sequence[AgreedGroup | None] = []  # what several steps share is queued with the first
         self._judged_groups = 0
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
+        self.reads_operators = False
+        self._handed: HandedPlan | None = None  # what operators are held against; None where nobody asks for it
+        self._operators_seen = False
+        self.planned_tokens = 0
         self._current: Declaration | None = None
         self._in_step = False  # a message is being carried out, with a declaration or without
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
@@ -59,17 +76,27 @@ class WorkerJudge:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
         self._pool = PoolFollower(self._run, topology, self._bindings) if "kv_guard_config" in self._run.parts else None
+        self._context = (
+            ContextWatch(self._run, topology, self._bindings, self._ranks) if topology.context_parallel else None
+        )
+        self.reads_local_lengths = topology.dcp_size > 1
         judged = [i for i, group in enumerate(topology.groups) if group.judged]
         self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
         self._followers = [Follower(self._bindings, index) for index in judged]
         self._kept_groups = [None] * len(judged)
+        self._handed = HandedPlan(topology) if judged and "kv_trace" in self._run.parts else None
 
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
         return self._current is None or not self._current.total_num_scheduled_tokens
+
+    @property
+    def awaits_operators(self) -> bool:
+        """Whether there is a plan that the arguments of a forward can be held against."""
+        return self._handed is not None and self._handed.is_kept
 
     @property
     def is_warming_up(self) -> bool:
@@ -135,8 +162,18 @@ class WorkerJudge:
             self._skip(cause, len(self._current.requests.scheduled))
             self._run.coverage.miss_plan(self._current.step)
         self._current = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The forward is over, or there was none."""
+        handed = self._handed
+        if handed is not None and handed.is_kept:
+            if not self._operators_seen:
+                self._run.coverage.skipped["C1", "no_operator_arguments"] += handed.rows
+            handed.forget()
 
     def on_launched(self) -> None:
+        self._let_go()
         self._in_step = False
         if self._accounted:
             self._current = None
@@ -155,6 +192,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
+        if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
+            return
         if self._tails.is_due():
             self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
@@ -167,12 +206,51 @@ class WorkerJudge:
                         tables_bytes += len(group.tables)
                 self._kept_groups = agreed.groups
                 self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
+                if self.reads_operators:
+                    self._hand_over(plan, agreed.groups)
                 return
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
             self._report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
-                self._refuse(plan, findings)
+                self._refuse(findings, plan)
+        if self.reads_operators:
+            self._hand_over(plan)
+
+    def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
+        if self._handed is not None:
+            self._handed.keep(plan, agreed)
+            self._operators_seen, self.planned_tokens = False, plan.num_tokens
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """What the operators of the step's forward get; a second time where more of it is known."""
+        handed, run, current = self._handed, self._run, self._current
+        if handed is None or current is None or not handed.is_kept:
+            return
+        doubtful = handed.doubtful(arguments)
+        if not self._operators_seen:
+            self._operators_seen = True
+            run.coverage.operator_rows += handed.rows * handed.groups_read
+            for cause in arguments.unread.values():
+                run.coverage.skipped["C1", f"operator_arguments: {cause}"] += handed.rows
+        if not doubtful:
+            return
+        given = OperatorArguments(groups=doubtful)
+        view = OperatorView(current.step, current.trace_id, handed.plan(), given, handed.topology)
+        findings = judge_operators(view, run.parts)
+        if findings:
+            self._report(findings, "runner", "operators")
+            if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
+                self._refuse(findings, arguments)
+
+    def _knows_where_it_stands(self, context: ContextWatch, plan: Plan, declaration: Declaration) -> bool:
+        """Whether a context-parallel rank's plan can be judged; its rows are counted where it cannot."""
+        found, cause = context.take(plan, declaration)
+        if cause is not None:
+            self.on_plan_skipped(cause)
+        if found:
+            self._report(found, "runner", "plan")
+        return cause is None
 
     def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
         """Judge the rows that are declared and whose tables are known; count the others by cause."""
@@ -183,6 +261,8 @@ class WorkerJudge:
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
             groups = step.groups(self._groups)
+            if self._context is not None:
+                self._context.note_local_rows(ContextView(step, groups), declaration, spell=self._spell_tables)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
@@ -201,6 +281,18 @@ class WorkerJudge:
             self._skip("not_in_batch", left_out - unknown)
         return findings
 
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None:
+        """None: the host has none of the step where they can be read."""
+        declaration, context = self._current, self._context
+        if declaration is None or declaration.is_empty or context is None:
+            return
+        if lengths is None:
+            self._run.coverage.skipped["L", "local_lengths_unread"] += len(declaration.requests.scheduled)
+            return
+        findings = context.judge_lengths(lengths, declaration, spell=self._spell_tables)
+        if findings:
+            self._report(findings, "runner", "cp_context")
+
     def on_dummy(self, run: DummyRun) -> None:
         if self._bindings is None:
             return
@@ -212,7 +304,8 @@ class WorkerJudge:
             after_step=self._last_step,
         )
         self._run.coverage.dummy_runs += 1
-        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=self._ledger)
+        context = self._context.current if self._context is not None else None
+        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, self._ledger, context)
         if findings:
             self._report(findings, "runner", "dummy")
 
@@ -276,15 +369,12 @@ class WorkerJudge:
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])
 
-    def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
+    def _refuse(self, findings: list[Finding], of: Plan | OperatorArguments) -> None:
         """Keep an access outside the cache from being launched: under ``isolate`` the step goes on without it."""
         fatal = next((finding for finding in findings if finding.launch_fatal and self._run.stops(finding)), None)
         if fatal is not None and self._returns_results:
             error = self._run.violation(fatal)
             say(logging.ERROR, "%s", error)
             raise error
-        num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
-        for group in plan.groups:
-            size = self._bindings.topology.groups[group.group_id].block_size if self._bindings is not None else 1
-            group.slots[(group.slots >= num_blocks * size) | (group.slots < PAD_SLOT)] = PAD_SLOT
-            group.tables[(group.tables < 0) | (group.tables >= num_blocks)] = 0
+        if self._bindings is not None:
+            make_harmless(*slots_and_tables(self._bindings.topology, of))

@@ -14,8 +14,9 @@ from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import dummy_table_live
 from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
@@ -129,14 +130,18 @@ FAMILIES = (
 )
 OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in family}
 """What needs a ledger of the pool beside declarations and plans."""
+OF_SEVERAL_RANKS = {f.rule.reason for family in (CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES) for f in family}
+"""What needs ranks that share out a sequence (``test_context``)."""
 
 
-OF_A_CONNECTOR = {function.rule.reason for function in (*COMPLETION_RULES, *FAILED_LOAD_RULES, *INVALID_RULES)}
+CONNECTOR_FAMILIES = (RECEIVE_RULES, COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES)
+OF_A_CONNECTOR = {function.rule.reason for family in CONNECTOR_FAMILIES for function in family}
 """What needs records of its own: ``test_connector``."""
 
 
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
-    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR == RULES.keys()
+    beside = NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR | OF_SEVERAL_RANKS
+    assert SCENARIOS.keys() | beside == RULES.keys()
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

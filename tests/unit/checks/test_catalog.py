@@ -9,9 +9,11 @@ import pytest
 
 import unit.checks.connector_cases
 import unit.checks.content_cases
+import unit.checks.context_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.list_cases
+import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -19,8 +21,9 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -28,6 +31,7 @@ from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.lists import LIST_RULES
+from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -102,6 +106,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -109,6 +114,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        COORDINATE_RULES,
         GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
@@ -116,6 +122,9 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
+        CONTEXT_RULES,
+        LENGTH_RULES,
         DUMMY_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
@@ -131,6 +140,7 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
     outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
     foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
     target_or_length = {v.OFFSETS, v.POSITION, v.ORDER, v.NEGATIVE, v.TWICE, v.TARGET, v.LENGTH, v.COUNT, v.SHORT}
+    target_or_length |= {v.CP_OWNER, v.CP_ORDER}
     contents = {v.UNWRITTEN}
     classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):

@@ -11,6 +11,7 @@ from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.operator_faults import operator_sites
 from kvscope.testing.faults.plan import Plan
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS, History
 from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of, step_ends
@@ -29,6 +30,8 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = padding_sites(injection)
     elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
+    elif injection.fault.point == "operator":
+        sites = operator_sites(injection)
     elif injection.fault.point == "plan":
         sites = _plan_sites(injection)
     elif injection.fault.point == "declaration":
