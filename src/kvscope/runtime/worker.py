@@ -26,6 +26,7 @@ from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from ..state.tails import TailCensus
+from .beside_plans import BesidePlans
 from .context import ContextWatch
 from .follower import PoolFollower
 from .refusal import make_harmless, slots_and_tables
@@ -34,7 +35,7 @@ from .selection import judged_rows
 from .snapshots import take_snapshot
 
 
-class WorkerJudge:
+class WorkerJudge(BesidePlans):
     """The observer of one worker and its runner.
 
     ``returns_results`` says whether vLLM takes this rank's result: only there does an exception reach EngineCore. On
@@ -46,7 +47,7 @@ class WorkerJudge:
     def __init__(
         self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None, ranks: Ranks | None = None
     ) -> None:
-        self._run = run
+        super().__init__(run)
         self._ranks = ranks or Ranks()
         self.reads_host_tensors = True
         self._returns_results = returns_results
@@ -146,6 +147,7 @@ class WorkerJudge:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._in_step = True
         self._current = self._result_of = None
+        self.drafts.lose()
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
@@ -160,6 +162,7 @@ class WorkerJudge:
         """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
             self._run.coverage.miss_plan(self._current.step)
         self._current = None
         self._let_go()
@@ -173,17 +176,21 @@ class WorkerJudge:
             handed.forget()
 
     def on_launched(self) -> None:
+        current = self._current
         self._let_go()
         self._in_step = False
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
+        if current is not None and (current.zero_blocks or current.copies) and self._bindings is not None:
+            self._report(self.block_work.end(current, self._bindings), "worker", "block_work")
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:
             self._accounted = True
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
 
     def on_plan(self, plan: Plan) -> None:
         declaration, bindings, run = self._current, self._bindings, self._run
@@ -194,8 +201,7 @@ class WorkerJudge:
             return
         if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
             return
-        if self._tails.is_due():
-            self._tails.take(plan, bindings, run.coverage.tail_entries)
+        self._look_beside(plan, declaration, bindings)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
@@ -216,6 +222,13 @@ class WorkerJudge:
                 self._refuse(findings, plan)
         if self.reads_operators:
             self._hand_over(plan)
+
+    def _look_beside(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> None:
+        """At what a plan has beside slots and tables that count."""
+        if declaration.spec_tokens or self.drafts.advances is not None:
+            self._report(self.drafts.plan(declaration, plan), "runner", "plan")
+        if self._tails.is_due():
+            self._tails.take(plan, bindings, self._run.coverage.tail_entries)
 
     def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
         if self._handed is not None:
@@ -309,14 +322,12 @@ class WorkerJudge:
         if findings:
             self._report(findings, "runner", "dummy")
 
-    def on_dummy_skipped(self, cause: str) -> None:
-        """A run that serves no request cannot be looked at."""
-        self._run.coverage.skipped["dummy", cause] += 1
-
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
         if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
+        if declaration.spec_tokens:
+            self._report(self.drafts.end(declaration), "runner", "spec_post")
         self._run.stream.put(
             "worker_result",
             result,
@@ -365,6 +376,8 @@ class WorkerJudge:
 
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Without a mailbox it is the step's failure that stops the engine, where vLLM takes this rank's word."""
+        if not findings:
+            return
         self._run.report(findings, component, boundary, ledger=self._ledger)
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])
