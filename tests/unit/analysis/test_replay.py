@@ -142,7 +142,7 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "dummy_persistent_slot_enabled": lambda b: (warm(b), b.dummy({0: [-1, -1]}, behind=(17,)), None)[2],
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
 }
-NOT_IN_A_TRACE = {"handover_missing"}
+NOT_IN_A_TRACE = {"handover_missing", "operator_argument_mismatch"}
 FAMILIES = (
     POOL_RULES,
     BOOKS_RULES,
