@@ -9,17 +9,10 @@ from typing import TypeVar
 
 from msgspec import UnsetType
 
+from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import (
-    BindRecord,
-    BoundaryRecord,
-    CoverageRecord,
-    EnabledRecord,
-    ReadRecord,
-    WriteRecord,
-    decode_record,
-)
+from kvscope.events.schema import BindRecord, BoundaryRecord, EnabledRecord, ReadRecord, WriteRecord, decode_record
 
 R = TypeVar("R", bound=Envelope)
 

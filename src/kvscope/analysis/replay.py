@@ -6,7 +6,6 @@ something is missing is counted with the cause, never completed by a guess.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -18,12 +17,15 @@ from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
 from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
+from kvscope.analysis.row_coverage import RowCoverage
 from kvscope.analysis.scene import Scene, scene_of
 from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
+from kvscope.analysis.work import KINDS, judge_boundary, judge_starts
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import (
+    judge_advances,
     judge_batch,
     judge_bind,
     judge_content,
@@ -50,6 +52,7 @@ from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
+from kvscope.state.advances import DeclaredAdvances
 
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
@@ -67,26 +70,6 @@ GROUP_MISSING = "its group has no plan"
 
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
-
-
-class RowCoverage(msgspec.Struct, kw_only=True):
-    """Rows (request x step x group x rank) of groups whose semantics are judged. ``other_rows`` are those of groups
-    that no rule of this version can judge, by ``group (kind)``.
-    """
-
-    steps: int = 0
-    scheduled: int = 0
-    audited: int = 0
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    other_rows: Counter[str] = msgspec.field(default_factory=Counter)
-    dummy_runs: int = 0
-    first_step: int | None = None
-    last_step: int | None = None
-
-    @property
-    def share(self) -> float:
-        """Audited rows of the scheduled ones, 0 where nothing was scheduled."""
-        return self.audited / self.scheduled if self.scheduled else 0.0
 
 
 class Replay:
@@ -149,7 +132,10 @@ class Replay:
             elif isinstance(record, BoundaryRecord) and record.kind in CONNECTOR_KINDS:
                 self._connector(engine, entry.log, record)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
-                engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
+                result, known = result_from(record), engine.declared.get(step_of(record))
+                engine.pool.confirm(step_of(record), result, may_lack=entry.log.ever_dropped)
+                if known is not None:
+                    engine.advances.returned(known[0], result)
         rank = engine.ranks.get(entry.log.name)
         if rank is not None:
             self._of_rank(engine, rank, record)
@@ -166,24 +152,29 @@ class Replay:
             ledger = rank.pool.ledger
             parts, context = engine.setup.parts, rank.context.current
             self._found(engine, rank, judge_dummy(run, step, rank.bindings, parts, ledger, context))
-        elif isinstance(record, WriteRecord):
+        elif isinstance(record, BoundaryRecord) and record.kind in KINDS:
+            self._found(engine, rank, judge_boundary(engine, rank, record))
+        elif isinstance(record, (WriteRecord, ReadRecord)):
+            self._half_plan(engine, rank, record)
+
+    def _half_plan(self, engine: EngineSide, rank: RankSide, record: WriteRecord | ReadRecord) -> None:
+        """A plan is two records, of which the second one completes it."""
+        if isinstance(record, WriteRecord):
             self._drop_half_plan(engine, rank)
             rank.write = record
-        elif isinstance(record, ReadRecord):
-            write, rank.write = rank.write, None
-            if write is not None and write.step == record.step:
-                self._plan(engine, rank, write, record)
-            else:
-                self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+            return
+        write, rank.write = rank.write, None
+        if write is not None and write.step == record.step:
+            self._plan(engine, rank, write, record)
+        else:
+            self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
 
     def _connector(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
         def declared(step: int) -> Declaration | None:
             known = engine.declared.get(step)
             return None if known is None else known[0]
 
-        legality = engine.pool.legality
-        invalid = None if legality is None else legality.invalid
-        self._found(engine, None, engine.connector.take(record, log, declared, invalid, engine.setup.parts))
+        self._found(engine, None, engine.connector.take(record, log, declared, engine.pool, engine.setup.parts))
 
     def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
         """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""
@@ -222,6 +213,10 @@ class Replay:
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
         self._judge_pool_at(engine, declaration, record.mono_ns)
+        if log.ever_dropped:  # among what is missing may be results
+            engine.advances = DeclaredAdvances()
+        moved = engine.advances.declare(declaration)
+        self._found(engine, None, judge_advances(declaration, moved, engine.setup.parts))
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
@@ -303,7 +298,8 @@ class Replay:
         # The live process leaves rows out of the record whose table it does not know: they were in the batch.
         left_out = [r for r in scheduled if r in partial and r not in snapshot.request_ids]
         whole = msgspec.structs.replace(rebuilt.plan, request_ids=[*snapshot.request_ids, *left_out])
-        findings = judge_batch(declaration, whole, engine.setup.parts)
+        findings = judge_starts(engine, rank, declaration, snapshot)
+        findings += judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
             found = judge_plan(view, view.groups(rank.batches[i] for i in indexes), engine.setup.parts)

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Admission, Declaration, StepRequests, StepResult
+from ..facts.requests import Admission, Declaration, StepRequests, StepResult, Verification
 from .device import Clone
 
 
@@ -31,6 +32,8 @@ class EngineObserver(Observer, Protocol):
     """Observes one Scheduler. ``on_schedule*`` and ``on_update*`` may raise ViolationError.
 
     ``on_pool`` and ``on_handing_out`` may not: the pool's books would be left half written."""
+
+    answers: Callable[[object], None] | None
 
     def next_step(self) -> tuple[int, str]: ...
 
@@ -55,16 +58,17 @@ class EngineObserver(Observer, Protocol):
 
     def on_updated(self) -> None: ...
 
-    @property
-    def answers(self) -> Callable[[object], None] | None: ...
-
     def on_reset(self) -> None: ...
 
 
 class WorkerObserver(Observer, Protocol):
-    """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
+    """Observes one worker and its runner. ``on_plan`` and ``on_operators`` may raise ViolationError, which keeps the
+    step from being launched.
+    """
 
     reads_host_tensors: bool
+    reads_operators: bool
+    planned_tokens: int
 
     @property
     def reads_local_lengths(self) -> bool: ...
@@ -87,9 +91,28 @@ class WorkerObserver(Observer, Protocol):
 
     def on_plan_skipped(self, cause: str) -> None: ...
 
+    @property
+    def awaits_operators(self) -> bool: ...
+
+    def on_operators(self, arguments: OperatorArguments) -> None: ...
+
     def on_launched(self) -> None: ...
 
     def on_dummy(self, run: DummyRun) -> None: ...
+
+    def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None: ...
+
+    def expect_drafts(self, counts_by: str | None) -> None: ...
+
+    def on_cleared(self, block_ids: list[int]) -> None: ...
+
+    def on_copied(self, copies: list[tuple[int, int]]) -> None: ...
+
+    def on_verified(self, counted: Verification) -> None: ...
+
+    def on_rejected(self, rejected: list[int]) -> None: ...
+
+    def on_verification_skipped(self, cause: str, rows: int) -> None: ...
 
     def on_dummy_skipped(self, cause: str) -> None: ...
 
@@ -131,5 +154,7 @@ class Hub(Protocol):
     def attach_worker(self, worker: Any) -> None: ...
 
     def attach_runner(self, worker: Any, kv_cache_config: Any) -> None: ...
+
+    def worker_of(self, kv_caches: Any) -> WorkerObserver | None: ...
 
     def close_engine(self, core: Any) -> None: ...

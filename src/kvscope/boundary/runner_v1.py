@@ -1,4 +1,6 @@
-"""Model Runner V1: final slots and tables. Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
+"""Model Runner V1: final slots and tables, and what the forward gets.
+
+Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
 
 ``_get_slot_mappings`` is the last call before the attention metadata is built; ``_dummy_run`` calls it too, and only
 afterwards turns every slot off, so a dummy run is read when it has ended.
@@ -9,12 +11,15 @@ it: every run fills what it hands on itself, so nothing replays that. What a run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .attention import LAYOUT, AttentionLayout, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import graph_mode_of
@@ -80,6 +85,8 @@ class HostViews:
     def _lay_out(self, rows: int, slots_by_group: Any, num_tokens: int) -> Plan:
         groups = []
         for group_id, slots in slots_by_group.items():
+            if group_id >= len(self.tables):
+                continue  # encoder-only attention, which stores nothing and has no table
             table, counts, address, buffer, block_size = self.tables[group_id]
             # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
             handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
@@ -133,6 +140,23 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     return plan
 
 
+def before_forward(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
+    """``_model_forward`` is called with the forward context in place, for real batches only."""
+    if observer.awaits_operators:
+        context = sys.modules["vllm.forward_context"]._forward_context
+        batch = runner.input_batch
+        observer.on_operators(read_operators(runner.__dict__[LAYOUT], context, batch.num_reqs, observer.planned_tokens))
+
+
+def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens: int) -> OperatorArguments:
+    """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
+    metadata, slots = context.attn_metadata, context.slot_mapping
+    if isinstance(metadata, dict):
+        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
+    parts = extents(context.ubatch_slices, rows, num_tokens)
+    return layout.micro_batches(zip(metadata, slots, parts, strict=True))
+
+
 def whole_plan(runner: Any) -> list[Any]:
     """All tensors of which a plan is made, in their full size."""
     tables = runner.input_batch.block_table.block_tables
@@ -153,8 +177,11 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
     longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
     sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
     counted = []
+    tables = batch.block_table.block_tables
     for group_id, slots in slots_by_group.items():
-        table = batch.block_table.block_tables[group_id]
+        if group_id >= len(tables):
+            continue  # as in `HostViews`
+        table = tables[group_id]
         counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
         width = table_width(counts, longest, table.block_size, entries.shape[1])
         sources += [entries[:rows, :width], slots]
@@ -212,13 +239,12 @@ def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: 
 
 def _slot_buffers(runner: Any) -> list[Any]:
     """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
-    tables = runner.input_batch.block_table
-    return [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
+    return [table.slot_mapping.gpu for table in runner.input_batch.block_table.block_tables]
 
 
 def _read(runner: Any, buffers: Sequence[Any]) -> list[Int64]:
     """The slots of each group, of tensors on the host or arrays in whatever shape the host has them."""
-    tables = runner.input_batch.block_table
+    tables = runner.input_batch.block_table.block_tables
     return [as_slots(np.asarray(buffer), tables[group_id].block_size) for group_id, buffer in enumerate(buffers)]
 
 

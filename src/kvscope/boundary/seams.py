@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import frontend, graphs, isolation, results, runner_v1, runner_v2, scheduler, worker
+from .block_work import block_work_seams
 from .connector import connector_seams
+from .drafts import draft_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
 from .wrapping import After, Before, around, creation
@@ -20,7 +22,8 @@ HOSTS = ("0.32",)
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
     engine = (*_engine(hub), *pool_seams(), *connector_seams())
-    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs(), *_graph_seams())
+    runners = (*_runners(), *_outputs(), *draft_seams(), *_graph_seams())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *block_work_seams(hub), *runners)
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:
@@ -184,9 +187,64 @@ def _runners() -> tuple[Seam, ...]:
         _dummy_seam(
             "runner_v1.dummy", f"{v1}._dummy_run", "worker_v1", runner_v1.after_dummy_run, runner_v1.before_dummy_run
         ),
+        Seam(
+            "runner_v1.forward",
+            f"{v1}._model_forward",
+            "worker_v1",
+            around(before=runner_v1.before_forward),
+            fact=_OPERATORS,
+            lost=_WITHOUT_OPERATORS,
+        ),
         _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
         _dummy_seam("runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn),
         _dummy_seam("runner_v2.capture", f"{v2}.capture_model", "worker_v2", runner_v2.after_capture),
+        *_metadata_v2(),
+        Seam(
+            "runner_v2.forward",
+            f"{v2}.execute_model",
+            "worker_v2",
+            around(after=runner_v2.after_forward),
+            fact="the slots of each layer, after the forward",
+            lost="a layer that writes by other slots than its metadata has is not seen",
+        ),
+    )
+
+
+_OPERATORS = "what the attention operators are called with"
+_WITHOUT_OPERATORS = "nothing is known of what builders of metadata make of the plan"
+
+
+def _metadata_v2() -> tuple[Seam, ...]:
+    """One for each class that makes metadata of its own, and one for batches that are cut in two."""
+    states = "vllm.v1.worker.gpu.model_states"
+    classes = (
+        ("", f"{states}.default:DefaultModelState"),
+        ("_hybrid", f"{states}.mamba_hybrid:MambaHybridModelState"),
+        ("_encoder_decoder", f"{states}.encoder_decoder:EncoderDecoderModelState"),
+    )
+    micro_batches = Seam(
+        "runner_v2.micro_batches",
+        "vllm.v1.worker.gpu.ubatch_utils:UBatchRunner.prepare",
+        "worker_v2",
+        around(after=runner_v2.after_micro_batches),
+        fact=_OPERATORS,
+        lost=_WITHOUT_OPERATORS,
+        needs=("input_batch",),
+    )
+    return (
+        *(
+            Seam(
+                f"runner_v2.metadata{name}",
+                f"{owner}.prepare_attn",
+                "worker_v2",
+                around(after=runner_v2.after_metadata),
+                fact=_OPERATORS,
+                lost=_WITHOUT_OPERATORS,
+                needs=("input_batch", "ubatch_idx"),
+            )
+            for name, owner in classes
+        ),
+        micro_batches,
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from .content import CONTENT_RULES
 from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
+from .drafts import DRAFT_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES
 from .lists import LIST_RULES
+from .operator import OPERATOR_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
@@ -26,6 +28,7 @@ RULES: dict[str, Rule] = {
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -41,9 +44,11 @@ RULES: dict[str, Rule] = {
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,
+        DRAFT_RULES,
     )
     for function in family
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.connector import TakenUp
+from ..facts.connector import PlannedReceive, TakenUp
 from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
-from ..facts.requests import Declaration, StepRequests
+from ..facts.requests import BlockWork, Declaration, StepRequests, Verification
+from ..facts.topology import Topology
+from ..state.advances import Advance
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
@@ -19,7 +21,7 @@ from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES, ConnectorView, ReceiveView
 from .content import CONTENT_RULES, ContentView, content_agrees
 from .context_parallel import (
     CONTEXT_RULES,
@@ -29,6 +31,7 @@ from .context_parallel import (
     CoordinatesView,
     LengthsView,
 )
+from .drafts import DRAFT_RULES, DraftsView, verification_agrees
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
 from .generation import GENERATION_RULES
@@ -36,6 +39,7 @@ from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifetime import LIFETIME_RULES, LifetimeView
 from .lists import LIST_RULES, lists_agree
+from .operator import OPERATOR_RULES, OperatorView
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
@@ -72,6 +76,35 @@ def judge_handover(declaration: Declaration, received: StepRequests, parts: Part
         step=declaration.step, trace_id=declaration.trace_id, declaration=declaration, received=received
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_work(declaration: Declaration, work: BlockWork, bindings: Bindings, parts: Parts) -> list[Finding]:
+    """Judge which blocks a worker cleared or copied; ``bindings`` have taken over the declaration."""
+    if work.as_declared:
+        return []
+    view = HandoverView(
+        step=declaration.step,
+        trace_id=declaration.trace_id,
+        declaration=declaration,
+        received=declaration.requests,
+        work=work,
+        bindings=bindings,
+    )
+    return _by_block(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_verification(declaration: Declaration, counted: Verification, parts: Parts) -> list[Finding]:
+    """Judge what a runner counted of the drafts of a step; no rows: it has counted nothing."""
+    if verification_agrees(declaration, counted):
+        return []
+    return _merged(_fired(DRAFT_RULES, DraftsView(declaration=declaration, verification=counted), parts))
+
+
+def judge_advances(declaration: Declaration, advances: Sequence[Advance], parts: Parts) -> list[Finding]:
+    """Judge requests that do not begin this step where the steps before lead to."""
+    if not advances:
+        return []
+    return _merged(_fired(DRAFT_RULES, DraftsView(declaration=declaration, advances=advances), parts))
 
 
 def judge_missing(after_step: int, received: StepRequests, parts: Parts) -> list[Finding]:
@@ -136,6 +169,11 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
         if step.ledger is not None and finding.generation is None and finding.block_id is not None:
             finding.generation = past.generation(step.ledger, finding.block_id)
     return findings
+
+
+def judge_operators(view: OperatorView, parts: Parts) -> list[Finding]:
+    """Judge what the attention operators get, in the groups that are in doubt (:meth:`HandedPlan.doubtful`)."""
+    return _merged(_fired(OPERATOR_RULES, view, parts))
 
 
 def judge_coordinates(view: CoordinatesView) -> list[Finding]:
@@ -220,6 +258,19 @@ def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedg
     """Judge what has been held too long (:meth:`Holds.overdue`) when a step is declared."""
     view = LifetimeView(step=declaration.step, trace_id=declaration.trace_id, ledger=ledger, held=held)
     return _merged(_fired(LIFETIME_RULES, view, parts))
+
+
+def judge_receives(
+    receives: Sequence[PlannedReceive],
+    step: int,
+    trace_id: str,
+    topology: Topology,
+    parts: Parts,
+    ledger: BlockLedger | None = None,
+) -> list[Finding]:
+    """Judge where a connector is told to load; ``ledger`` has the operations of the pool up to there."""
+    view = ReceiveView(step=step, trace_id=trace_id, receives=receives, topology=topology, ledger=ledger)
+    return _fired(RECEIVE_RULES, view, parts)
 
 
 def judge_completions(

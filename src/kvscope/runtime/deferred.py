@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import ViolationError
 from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.requests import Declaration, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
 from .run import Run
 from .worker import WorkerJudge
@@ -81,6 +82,8 @@ class DeferredJudge:
     """
 
     reads_host_tensors = False
+    reads_operators = awaits_operators = False
+    planned_tokens = 0
 
     def __init__(self, judge: WorkerJudge, run: Run, *, returns_results: bool) -> None:
         self.judge = judge
@@ -103,6 +106,10 @@ class DeferredJudge:
         self.judge.bind_topology(topology)
 
     # What the worker is told ------------------------------------------------------------------------------------------
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """Nobody asks for them: they are on the device, and the plan to hold them against has yet to arrive."""
+        self.judge.on_operators(arguments)
 
     @property
     def reads_local_lengths(self) -> bool:
@@ -159,6 +166,27 @@ class DeferredJudge:
 
     def on_dummy_skipped(self, cause: str) -> None:
         self._tell(self.judge.on_dummy_skipped, cause)
+
+    def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None:
+        self.judge.expect_block_work(clears_by, copies_by)
+
+    def expect_drafts(self, counts_by: str | None) -> None:
+        self.judge.expect_drafts(counts_by)
+
+    def on_cleared(self, block_ids: list[int]) -> None:
+        self._tell(self.judge.on_cleared, block_ids)
+
+    def on_copied(self, copies: list[tuple[int, int]]) -> None:
+        self._tell(self.judge.on_copied, copies)
+
+    def on_verified(self, counted: Verification) -> None:
+        self._tell(self.judge.on_verified, counted)
+
+    def on_rejected(self, rejected: list[int]) -> None:
+        self._tell(self.judge.on_rejected, rejected)
+
+    def on_verification_skipped(self, cause: str, rows: int) -> None:
+        self._tell(self.judge.on_verification_skipped, cause, rows)
 
     def on_result(self, result: StepResult | None) -> None:
         self._tell(self.judge.on_result, result)

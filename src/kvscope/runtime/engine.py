@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_bind
+from ..checks.judge import judge_advances, judge_bind
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -14,6 +14,7 @@ from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
+from ..state.advances import DeclaredAdvances
 from ..state.bindings import Bindings
 from .connector import ConnectorJudge
 from .isolation import Isolation, take_due
@@ -28,8 +29,11 @@ class EngineJudge:
     """One scheduler's observer.
 
     Findings of workers arrive before the result of their step does: a worker posts them ahead of its forward, which
-    every other rank needs in order to finish. They are taken up before the result takes effect.
+    every other rank needs in order to finish, or, where the plan is on a device, before it gives the result. They are
+    taken up before the result takes effect.
     """
+
+    answers: Callable[[object], None] | None = None
 
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
@@ -37,6 +41,7 @@ class EngineJudge:
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
+        self._advances = DeclaredAdvances()
         self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
@@ -91,6 +96,7 @@ class EngineJudge:
         self._scheduling = False
         if self._after_unseen:
             declaration.after_unseen = True
+            self._advances = DeclaredAdvances()
             self._bindings.partial.update(self._bindings.live)
         if pool is not None:
             pool.hand_over(declaration)
@@ -109,6 +115,10 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
+        if declaration.spec_tokens or self._advances.follows:
+            wrong = self._advances.declare(declaration)
+            if wrong:
+                run.report(judge_advances(declaration, wrong, run.parts), "scheduler", "schedule")
         if not (self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
         ledger = pool.ledger if pool is not None and pool.lost is None else None
@@ -137,7 +147,9 @@ class EngineJudge:
         """Loads of the step that is being made, or sends of requests that have just finished."""
         if self.connector is not None:
             step = self._step + self._scheduling
-            self.connector.plan(plan, step, self._trace_prefix + str(step), scheduling=self._scheduling)
+            ledger = self.pool.ledger if self.pool is not None and self.pool.lost is None else None
+            trace_id = self._trace_prefix + str(step)
+            self.connector.plan(plan, step, trace_id, scheduling=self._scheduling, ledger=ledger)
 
     def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None:
         """The result of a step, which is about to take effect, says something about transfers."""
@@ -175,6 +187,8 @@ class EngineJudge:
             )
             if self.pool is not None:
                 self.pool.confirm(declaration, result)
+            if declaration.spec_tokens:
+                self._advances.returned(declaration, result)
         if self._latched is not None or self._mailboxes or run.pending or self._posted:
             self._act_if_due(step)
         self._told_before = len(run.pending)

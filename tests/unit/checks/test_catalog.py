@@ -10,9 +10,11 @@ import pytest
 import unit.checks.connector_cases
 import unit.checks.content_cases
 import unit.checks.context_cases
+import unit.checks.draft_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.list_cases
+import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
@@ -20,9 +22,10 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
+from kvscope.checks.drafts import DRAFT_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -30,6 +33,7 @@ from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.lists import LIST_RULES
+from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -104,6 +108,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -119,9 +124,11 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,
+        DRAFT_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))

@@ -9,9 +9,11 @@ import pytest
 
 from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
 from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
+from kvscope.testing.faults.draft_faults import DRAFT_FAULTS
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.operator_faults import OPERATOR_FAULTS
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
 from kvscope.testing.faults.stories import STORIES
@@ -66,9 +68,11 @@ def test_undo_restores_the_oldest_value() -> None:
 def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
         "plan": {*PLAN_FAULTS, PADDING_FAULT, GROUP_FAULT},
+        "operator": set(OPERATOR_FAULTS),
         "declaration": set(DECLARATION_FAULTS),
         "handover": set(HANDOVER_FAULTS),
         "dummy": set(DUMMY_FAULTS),
+        "drafts": DRAFT_FAULTS,
         "allocator": set(STORIES),
         "connector": set(CONNECTOR_STORIES),
     }

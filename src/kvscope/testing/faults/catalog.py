@@ -2,6 +2,7 @@
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
 from kvscope.testing.faults.connector_catalog import CONNECTOR_FAULTS
+from kvscope.testing.faults.draft_catalog import DRAFT_CATALOG
 from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
@@ -163,6 +164,30 @@ _ALL = [
         allowed_also=_WRONG_READ,
     ),
     Fault(
+        name="operator_table_row",
+        summary="The metadata that a backend builds names another request's block in one row; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_slot",
+        summary="The metadata that a backend builds has a slot that is one too high for one token; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_length",
+        summary="The metadata that a backend builds has one row a token too short; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_slot_rewritten",
+        summary="After the metadata was built and before the forward, one token's slot changes in the runner's buffer.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
         name="bind_out_of_pool",
         summary="The scheduler declares a block id far beyond the pool, and the runner uses it.",
         expected="bind_block_out_of_range",
@@ -254,6 +279,7 @@ _ALL = [
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
     ),
     *ALLOCATOR_FAULTS,
+    *DRAFT_CATALOG,
     *CONNECTOR_FAULTS,
 ]
 

@@ -5,12 +5,15 @@ Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler s
 `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`). For the allocator and a connector `story`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
+from kvscope.testing.faults.draft_faults import draft_sites
 from kvscope.testing.faults.hooks import Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.operator_faults import operator_sites
 from kvscope.testing.faults.plan import Plan
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS, History
 from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of, step_ends
@@ -29,16 +32,12 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = padding_sites(injection)
     elif injection.fault.name in DUMMY_FAULTS:
         sites = dummy_sites(injection)
-    elif injection.fault.point == "plan":
-        sites = _plan_sites(injection)
-    elif injection.fault.point == "declaration":
-        sites = _declaration_sites(injection)
     elif injection.fault.point == "allocator":
         sites = story_sites(injection, STORIES[injection.fault.name])
     elif injection.fault.point == "connector":
         sites = story_sites(injection, CONNECTOR_STORIES[injection.fault.name])
     else:
-        sites = _handover_sites(injection)
+        sites = _SITES[injection.fault.point](injection)
     wrapped: list[Hook] = []
     try:
         for owner, name, around in sites:
@@ -124,3 +123,12 @@ def _handover_sites(injection: Injection) -> Sites:
         *((owner, "execute_model", around_executor) for owner in executors),
         (WorkerProc, "_execute_worker_rpc", around_rpc),
     ]
+
+
+_SITES: dict[str, Callable[[Injection], Sites]] = {
+    "plan": _plan_sites,
+    "operator": operator_sites,
+    "declaration": _declaration_sites,
+    "handover": _handover_sites,
+    "drafts": draft_sites,
+}
