@@ -32,6 +32,7 @@ from kvscope.checks.judge import (
     judge_missing,
     judge_plan,
     judge_pool,
+    judge_result,
     judge_settled,
 )
 from kvscope.checks.plan_view import StepView
@@ -144,7 +145,7 @@ class Replay:
             elif (operation := pool_operation(record)) is not None:
                 self._operation(engine, record, operation)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
-                engine.pool.confirm(step_of(record), result_from(record), may_lack=entry.log.ever_dropped)
+                self._result(engine, entry.log, record)
         rank = engine.ranks.get(entry.log.name)
         if rank is None:
             return
@@ -237,6 +238,13 @@ class Replay:
         if known is not None:
             received = received_from(record, known[0].requests)
             self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
+
+    def _result(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
+        step, result = step_of(record), result_from(record)
+        known = engine.declared.get(step)
+        if known is not None and known[0].trace_id == record.trace_id:
+            self._found(engine, None, judge_result(known[0], result, engine.setup.parts))
+        engine.pool.confirm(step, result, may_lack=log.ever_dropped)
 
     def _plan(self, engine: EngineSide, rank: RankSide, write: WriteRecord, read: ReadRecord) -> None:
         step = step_of(write)

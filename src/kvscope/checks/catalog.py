@@ -13,6 +13,7 @@ from .lifetime import LIFETIME_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
+from .results import RESULT_RULES
 from .row import ROW_RULES
 from .rule import Rule
 from .write import WRITE_RULES
@@ -33,6 +34,7 @@ RULES: dict[str, Rule] = {
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
         DUMMY_RULES,
+        RESULT_RULES,
     )
     for function in family
 }

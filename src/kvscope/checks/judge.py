@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Declaration, StepRequests
+from ..facts.requests import Declaration, StepRequests, StepResult
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
@@ -27,6 +27,7 @@ from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
+from .results import RESULT_RULES, ResultView, result_agrees
 from .row import ROW_RULES
 from .rule import Part, RuleFunction, Subject
 from .settled import differences_after, settled_agrees
@@ -83,6 +84,13 @@ def judge_batch(declaration: Declaration, plan: Plan, parts: Parts) -> list[Find
         batch=plan.request_ids,
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_result(declaration: Declaration, result: StepResult, parts: Parts) -> list[Finding]:
+    """Judge what EngineCore is given for a step with work, before it takes effect."""
+    if result_agrees(declaration, result):
+        return []
+    return _merged(_fired(RESULT_RULES, ResultView(declaration=declaration, result=result), parts))
 
 
 def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> list[Finding]:

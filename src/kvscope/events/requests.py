@@ -131,17 +131,31 @@ def received_from(record: BoundaryRecord, declared: StepRequests | None) -> Step
 
 def result_record(kind: str, result: StepResult, names: RequestNames = PLAIN) -> BoundaryRecord:
     """``kind`` is ``worker_result`` or ``update_input``."""
-    return BoundaryRecord(
+    record = BoundaryRecord(
         kind=kind,
         result_requests=names.of(result.request_ids),
         sampled_tokens=list(result.sampled_tokens),
     )
+    if result.trace_id is not None:
+        record.result_trace_id = result.trace_id or None
+    if result.rows is not None:
+        record.mapped_requests = names.of(list(result.rows))
+        record.mapped_rows = list(result.rows.values())
+    if result.lengths is not None:
+        record.result_lengths = dict(result.lengths)
+    return record
 
 
 def result_from(record: BoundaryRecord) -> StepResult:
+    trace_id, mapped = record.result_trace_id, record.mapped_requests
     return StepResult(
         request_ids=tuple(known(name) for name in given(record.result_requests, [])),
         sampled_tokens=tuple(given(record.sampled_tokens, [])),
+        trace_id=None if isinstance(trace_id, UnsetType) else trace_id or "",
+        rows=None
+        if isinstance(mapped, UnsetType)
+        else dict(zip(map(known, mapped), given(record.mapped_rows, []), strict=True)),
+        lengths=given(record.result_lengths, None),
     )
 
 

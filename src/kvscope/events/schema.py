@@ -213,7 +213,9 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
-      each got (null: the result does not say yet);
+      each got (null: the result does not say yet). Only where an ``update_input`` is not as it should be:
+      ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
+      ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name;
     - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
       table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
     """
@@ -232,6 +234,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     dummy_slots: list[Runs] | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
+    result_trace_id: str | UnsetType | None = UNSET
+    mapped_requests: list[RequestId] | UnsetType = UNSET
+    mapped_rows: list[int] | UnsetType = UNSET
+    result_lengths: dict[str, int] | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET
     group_id: int | UnsetType = UNSET
     filled: Runs | UnsetType = UNSET

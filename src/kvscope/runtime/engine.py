@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_bind
+from ..checks.judge import judge_bind, judge_result
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -133,11 +133,19 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
+            self._judge_result(declaration, result)
         if self.pool is not None and declaration is not None and not declaration.is_empty:
             self.pool.confirm(declaration, result)
         self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
+
+    def _judge_result(self, declaration: Declaration, result: StepResult) -> None:
+        if result.trace_id == "":
+            self._run.coverage.skipped["L", "result_without_trace"] += 1
+        findings = judge_result(declaration, result, self._run.parts)
+        if findings:
+            self._run.report(findings, "scheduler", "update_input")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""

@@ -66,6 +66,11 @@ class WorkerJudge:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
         return self._current is None or self._current.is_empty
 
+    @property
+    def due_result(self) -> str | None:
+        """The trace id of the step whose result has not been given back yet, None if it is not known."""
+        return self._result_of.trace_id if self._result_of is not None else None
+
     def on_input(self, declaration: Declaration, received: StepRequests) -> None:
         if self._bindings is None:
             return

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_plan
+from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_plan, judge_result
 from kvscope.checks.plan_view import StepView
 from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
@@ -178,6 +178,7 @@ class TraceBuilder:
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
+        damage_result: Callable[[StepResult], StepResult] | None = None,
         comes_back: bool = True,
     ) -> Declaration:
         """One step through all processes: declared, handed over, planned, judged, written down. A step without work is
@@ -197,8 +198,8 @@ class TraceBuilder:
             self._run_worker(rank, stream, declaration, damage_received, damage_plan)
         if declaration.is_empty:
             return declaration
-        if self.observed is not None and comes_back:
-            self._return(declaration, self.observed)
+        if damage_result is not None or (self.observed is not None and comes_back):
+            self._return(declaration, damage_result)
         self.steps += 1
         self.rows += len(scheduled) * len(self._judged())
         self.tokens += sum(scheduled.values())
@@ -318,13 +319,16 @@ class TraceBuilder:
             record = violation_record(finding, RULES[finding.reason], "log", 0, self.names)
             stream.write(record, "worker", "judge", step=finding.step)
 
-    def _return(self, declaration: Declaration, pool: BuiltPool) -> None:
+    def _return(self, declaration: Declaration, damage: Callable[[StepResult], StepResult] | None) -> None:
         ids = tuple(declaration.requests.scheduled)
         result = StepResult(request_ids=ids, sampled_tokens=(1,) * len(ids))
+        result = result if damage is None else damage(result)
         record = result_record("update_input", result, self.names)
         record.trace_id = declaration.trace_id
         self.engine.write(record, "scheduler", "update_input", step=declaration.step)
-        pool.confirm(declaration, result)
+        self._violations(self.engine, judge_result(declaration, result, self.parts))
+        if self.observed is not None:
+            self.observed.confirm(declaration, result)
 
     def _trace_id(self, step: int) -> str:
         return f"{self.directory.name}-{step:x}"

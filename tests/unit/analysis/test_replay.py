@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
-from kvscope.facts.requests import Declaration, StepRequests
+from kvscope.facts.requests import Declaration, StepRequests, StepResult
 from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
 from kvscope.testing.trace import TraceBuilder
 
@@ -66,6 +67,13 @@ def declared(change: Callable[[Declaration], None]) -> Callable[[TraceBuilder], 
     return lambda builder: (builder.step({"r1": 40, "r2": 40}, damage_declaration=change), None)[1]
 
 
+def returned(**fields: object) -> Callable[[TraceBuilder], None]:
+    def damaged(result: StepResult) -> StepResult:
+        return msgspec.structs.replace(result, **fields)
+
+    return lambda builder: (warm(builder), builder.step({"r1": 1, "r2": 1}, damage_result=damaged), None)[2]
+
+
 def slot(value: int, token: int = 0) -> Callable[[Plan], None]:
     return lambda p: p.groups[0].slots.__setitem__(token, value)
 
@@ -105,6 +113,9 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "read_target_mismatch": plan(entry(50)),
     "read_table_short": plan(lambda p: p.groups[0].table_blocks.__setitem__(0, 1)),
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
+    "result_trace_mismatch": returned(trace_id="run-2"),
+    "result_request_mapping": returned(rows={"r1": 1, "r2": 0}),
+    "result_row_count": returned(lengths={"sampled_token_ids": 3}),
 }
 NOT_IN_A_TRACE = {"handover_missing"}
 FAMILIES = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvscope.boundary import frontend, results, worker
@@ -73,7 +75,7 @@ def test_a_message_without_a_declaration_is_told_apart_from_one_that_our_hook_mi
 
 
 def test_a_launch_is_told_with_its_result_if_there_is_one() -> None:
-    observer = Told()
+    observer = Told(due_result=None)
     worker.after_execute(observer, None, (), {}, None)
     assert observer.names == ["on_launched"]
     worker.after_execute(observer, None, (), {}, SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]]))
@@ -84,7 +86,7 @@ def test_a_launch_is_told_with_its_result_if_there_is_one() -> None:
 
 
 def test_what_was_sampled_is_told_if_there_is_something() -> None:
-    observer = Told()
+    observer = Told(due_result=None)
     worker.after_sample(observer, None, (), {}, None)
     assert observer.calls == []
     worker.after_sample(observer, None, (), {}, SimpleNamespace(req_ids=["a"], sampled_token_ids=[]))
@@ -117,14 +119,73 @@ def test_an_asynchronous_result_has_only_its_requests_yet(name: str) -> None:
     assert read_result(output) == StepResult(request_ids=("a", "b"), sampled_tokens=(None, None))
 
 
+def model_output(ids: list[str], sampled: list[list[int]], **fields: Any) -> Any:
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    return ModelRunnerOutput(
+        **{"req_ids": ids, "req_id_to_index": {name: row for row, name in enumerate(ids)}, "sampled_token_ids": sampled}
+        | fields
+    )
+
+
+@pytest.mark.parametrize("name", [None, "model_runner_output", "_model_runner_output"])
+def test_a_result_says_in_which_step_it_was_made_also_in_another_process(name: str | None) -> None:
+    inner = model_output(["a"], [[5]])
+    output = inner if name is None else SimpleNamespace(**{name: inner})
+    observer = Told(due_result="t3")
+    worker.after_sample(observer, None, (), {}, output)
+    arrived = pickle.loads(pickle.dumps(inner))
+    whole = StepResult(request_ids=("a",), sampled_tokens=(1,))
+    assert read_result(arrived, declare(3)) == whole
+    assert read_result(arrived, declare(4)) == msgspec.structs.replace(whole, trace_id="t3")
+
+
+def test_a_result_that_all_empty_steps_share_is_not_touched() -> None:
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    before = dict(vars(EMPTY_MODEL_RUNNER_OUTPUT))
+    worker.after_execute(Told(due_result="t3"), None, (), {}, EMPTY_MODEL_RUNNER_OUTPUT)
+    assert vars(EMPTY_MODEL_RUNNER_OUTPUT) == before
+    assert read_result(EMPTY_MODEL_RUNNER_OUTPUT, declare(3)) == StepResult(request_ids=(), sampled_tokens=())
+
+
+def test_a_result_that_does_not_say_where_it_comes_from_is_told_apart() -> None:
+    result = read_result(model_output(["a"], [[5]]), declare(3))
+    assert result is not None
+    assert result.trace_id == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, {}),
+        ({"sampled_token_ids": []}, {"sampled_tokens": (None, None)}),
+        ({"sampled_token_ids": [], "pooler_output": [None, None]}, {"sampled_tokens": (None, None)}),
+        ({"req_id_to_index": {"b": 1, "a": 0}}, {}),
+        ({"req_id_to_index": {"a": 1, "b": 0}}, {"rows": {"a": 1, "b": 0}}),
+        ({"req_id_to_index": {"a": 0}}, {"rows": {"a": 0}}),
+        ({"req_id_to_index": {"a": 0, "b": 1, "c": 1}}, {"rows": {"a": 0, "b": 1, "c": 1}}),
+        ({"sampled_token_ids": [[5]]}, {"sampled_tokens": (1, None), "lengths": {"sampled_token_ids": 1}}),
+        ({"sampled_token_ids": [[5], [6], [7]]}, {"lengths": {"sampled_token_ids": 3}}),
+        ({"pooler_output": [None]}, {"lengths": {"sampled_token_ids": 2, "pooler_output": 1}}),
+    ],
+)
+def test_what_is_odd_about_a_result_is_told(fields: dict[str, Any], told: dict[str, Any]) -> None:
+    output = model_output(["a", "b"], [[5], [6]], **fields)
+    results.mark(output, "t3")
+    whole = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
+    assert read_result(output, declare(3)) == msgspec.structs.replace(whole, **told)
+
+
 def test_a_result_of_no_step_has_nothing() -> None:
     assert read_result(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_result_is_told_beside_the_declaration_of_its_step(by_name: bool) -> None:
-    scheduled, output = messages.scheduler_output(), SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]])
-    declaration = declare(4)
+    scheduled, declaration = messages.scheduler_output(), declare(4)
+    output = model_output(["a"], [[1]])
+    results.mark(output, declaration.trace_id)
     setattr(scheduled, DECLARATION, declaration)
     observer = Told()
     args = () if by_name else (scheduled, output)

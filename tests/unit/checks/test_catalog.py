@@ -12,7 +12,8 @@ import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
-import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
+import unit.checks.pool_cases
+import unit.checks.result_cases  # noqa: F401  importing the modules of cases writes the book
 from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
@@ -27,6 +28,7 @@ from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
+from kvscope.checks.results import RESULT_RULES
 from kvscope.checks.row import ROW_RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule, Severity
 from kvscope.checks.write import WRITE_RULES
@@ -108,6 +110,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
         DUMMY_RULES,
+        RESULT_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))

@@ -110,6 +110,11 @@ def test_the_boundary_facts_come_back_equal() -> None:
     for kind in ("worker_result", "update_input"):
         record = through_a_line(codec.result_record(kind, result))
         assert (record.kind, codec.result_from(record)) == (kind, result)
+    odd = msgspec.structs.replace(result, rows={"b": 0, "x": 4}, lengths={"pooler_output": 3})
+    for trace_id in ("e.7", ""):
+        record = through_a_line(codec.result_record("update_input", msgspec.structs.replace(odd, trace_id=trace_id)))
+        assert codec.result_from(record) == msgspec.structs.replace(odd, trace_id=trace_id)
+        assert record.result_trace_id == (trace_id or None)
     dummy = DummyRun(slots={1: np.array([-1, -1, 5, -1]), 0: np.full(8192, -1)}, num_tokens=8192)
     line = through_a_line(codec.dummy_record(dummy))
     assert samples.same(codec.dummy_from(line), dummy)

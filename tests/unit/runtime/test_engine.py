@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvscope.checks.finding import Finding
@@ -51,6 +52,26 @@ def test_a_sound_run_is_recorded_and_not_stopped(tmp_path: Path) -> None:
     assert of_event(live.run, "kv.violation") == []
     last = last_coverage(live.run)
     assert (last["steps"], last["empty_steps"], last["rows_scheduled"]) == (3, 0, 6)
+
+
+def test_the_result_of_another_step_stops_the_engine_before_it_takes_effect(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    declaration = live.decode()
+    with pytest.raises(ViolationError, match="reason=result_trace_mismatch"):
+        live.engine.on_update(declaration, msgspec.structs.replace(RESULT, trace_id="t1"))
+    (found,) = of_event(live.run, "kv.violation")
+    assert (found["step"], found["expected"], found["actual"]) == (2, "t2", "t1")
+    (told,) = of_event(live.run, "kv.boundary", "update_input")
+    assert told["result_trace_id"] == "t1"
+
+
+def test_a_result_that_does_not_say_where_it_comes_from_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    live.engine.on_update(live.decode(), msgspec.structs.replace(RESULT, trace_id=""))
+    assert last_coverage(live.run)["checks_skipped"]["L"] == {"result_without_trace": 1}
+    assert of_event(live.run, "kv.violation") == []
 
 
 def test_only_rows_of_groups_that_can_be_judged_are_scheduled(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
+from kvscope.testing.faults.result_faults import RESULT_FAULTS
 from kvscope.testing.faults.stories import STORIES
 from kvscope.testing.faults.workload import prompts
 
@@ -67,6 +68,7 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
         "declaration": set(DECLARATION_FAULTS),
         "handover": set(HANDOVER_FAULTS),
         "dummy": set(DUMMY_FAULTS),
+        "result": set(RESULT_FAULTS),
         "allocator": set(STORIES),
     }
     for point, names in by_point.items():
@@ -218,6 +220,40 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
     assert sent.scheduled_new_reqs[0].block_ids == ([6, 0],)
 
 
+def result(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"req_ids": ["a", "b", "c"], "req_id_to_index": {"a": 0, "b": 1, "c": 2}, "sampled_token_ids": [[5], [], [6]]}
+        | fields
+    )
+
+
+def test_rows_are_exchanged_where_the_scheduler_cannot_notice() -> None:
+    given, what = RESULT_FAULTS["result_rows_exchanged"](result(), None)
+    assert given.req_id_to_index == {"a": 2, "b": 1, "c": 0}
+    assert what == {"request_id": "a", "other_request_id": "c", "row": 0}
+    alone = result(sampled_token_ids=[[5], [], []])
+    assert RESULT_FAULTS["result_rows_exchanged"](alone, None) == (alone, None)
+
+
+def test_a_row_is_added_to_a_copy() -> None:
+    whole = result()
+    given, what = RESULT_FAULTS["result_row_added"](whole, None)
+    assert (given.sampled_token_ids, len(whole.sampled_token_ids)) == ([[5], [], [6], [6]], 3)
+    assert what == {"counted": 4, "expected_counted": 3}
+    pooled = result(sampled_token_ids=[])
+    assert RESULT_FAULTS["result_row_added"](pooled, None) == (pooled, None)
+
+
+def test_a_result_is_repeated_where_both_steps_decode_the_same_requests() -> None:
+    tokens = [[1], [2], [3]]
+    before, now = result(sampled_token_ids=tokens), result(sampled_token_ids=tokens)
+    given, what = RESULT_FAULTS["result_repeated"](now, before)
+    assert (given is before, what) == (True, {})
+    for other in (None, result(), result(req_ids=["a", "b"], sampled_token_ids=tokens[:2])):
+        given, what = RESULT_FAULTS["result_repeated"](now, other)
+        assert (given is now, what) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("name", "rank", "process_rank", "belongs"),
     [
@@ -234,6 +270,8 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
         ("dummy_slot", None, None, False),
         ("premature_free", None, None, True),
         ("premature_free", None, 0, False),
+        ("result_repeated", None, None, True),
+        ("result_repeated", None, 0, False),
     ],
 )
 def test_one_kind_of_process_puts_a_fault_in(

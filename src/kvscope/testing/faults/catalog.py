@@ -210,6 +210,24 @@ _ALL = [
         traffic="dummies",
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
     ),
+    Fault(
+        name="result_rows_exchanged",
+        summary="A result leads two requests to each other's rows.",
+        expected="result_request_mapping",
+        point="result",
+    ),
+    Fault(
+        name="result_row_added",
+        summary="A result has one more row of tokens than it names requests.",
+        expected="result_row_count",
+        point="result",
+    ),
+    Fault(
+        name="result_repeated",
+        summary="The scheduler is given the result of the step before once more.",
+        expected="result_trace_mismatch",
+        point="result",
+    ),
     *ALLOCATOR_FAULTS,
 ]
 

@@ -1,18 +1,20 @@
 """The places in the host where faults go in, for vLLM 0.32. None of them is a seam of kvscope.
 
 Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler side: before
-`Scheduler._update_after_schedule`; for the allocator `story`; and around `execute_model` of the executors, or, for one
-rank alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`).
+`Scheduler._update_after_schedule`; for the allocator `story`; around `execute_model` of the executors, or, for one rank
+alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`); and around `sample_tokens` of the
+executors for results.
 """
 
 from typing import Any
 
-from kvscope.testing.faults.hooks import Hook
+from kvscope.testing.faults.hooks import Around, Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
 from kvscope.testing.faults.plan import Plan
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS, History
 from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of, step_ends
+from kvscope.testing.faults.result_faults import RESULT_FAULTS
 from kvscope.testing.faults.stories import STORIES
 from kvscope.testing.faults.story import story_sites
 
@@ -31,6 +33,8 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = _declaration_sites(injection)
     elif injection.fault.point == "allocator":
         sites = story_sites(injection, STORIES[injection.fault.name])
+    elif injection.fault.point == "result":
+        sites = _result_sites(injection)
     else:
         sites = _handover_sites(injection)
     wrapped: list[Hook] = []
@@ -75,8 +79,7 @@ def _declaration_sites(injection: Injection) -> Sites:
 
 
 def _handover_sites(injection: Injection) -> Sites:
-    from vllm.v1.executor.abstract import Executor
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
+    from vllm.v1.executor.multiproc_executor import WorkerProc
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     inject = HANDOVER_FAULTS[injection.fault.name]
@@ -112,9 +115,33 @@ def _handover_sites(injection: Injection) -> Sites:
             request = (method, (sent(rpc_args[0], worker.rank), *rpc_args[1:]), *rest)
         return original(worker, request, *args, **kwargs)
 
-    # Subclasses that override it do not call the base class's.
-    executors = [owner for owner in (Executor, UniProcExecutor, MultiprocExecutor) if "execute_model" in vars(owner)]
-    return [
-        *((owner, "execute_model", around_executor) for owner in executors),
-        (WorkerProc, "_execute_worker_rpc", around_rpc),
-    ]
+    return [*_executors("execute_model", around_executor), (WorkerProc, "_execute_worker_rpc", around_rpc)]
+
+
+def _executors(name: str, around: Around) -> Sites:
+    """A method of every executor that has its own: subclasses that override it do not call the base class's."""
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    owners: tuple[type, ...] = (Executor, UniProcExecutor, MultiprocExecutor)
+    return [(owner, name, around) for owner in owners if name in vars(owner)]
+
+
+def _result_sites(injection: Injection) -> Sites:
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    inject = RESULT_FAULTS[injection.fault.name]
+    before: list[Any] = [None]
+
+    def around(original: Any, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = given = original(executor, *args, **kwargs)
+        if isinstance(result, ModelRunnerOutput) and result.req_ids:
+            injection.steps += 1
+            if injection.due:
+                given, what = inject(result, before[0])
+                injection.fire(what)
+            before[0] = result
+        return given
+
+    return _executors("sample_tokens", around)
