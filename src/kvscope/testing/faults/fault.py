@@ -5,8 +5,9 @@ from typing import Literal
 
 Point = Literal["plan", "declaration", "handover", "dummy", "result", "allocator"]
 """`plan`: the runner's final objects alone. `declaration`: the scheduler's output before it is declared, so that
-declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work. `result`: what comes back for a step.
-`allocator`: the block pool and what the scheduler keeps beside it, through the host's own functions or by hand."""
+declaration and plan agree on the error. `handover`: the output on its way to a worker. `dummy`: a run without work.
+`result`: what comes back for a step. `allocator`: the block pool and what the scheduler keeps beside it, through the
+host's own functions or by hand."""
 
 Traffic = Literal["steady", "finishing", "twins", "again", "twins_again", "long", "dummies", "preempting"]
 """The requests under which a fault finds its occasion; `workload.TRAFFIC` says what each is."""

@@ -1,7 +1,7 @@
 """The faults that change what comes back for a step, after the worker has given it and before the scheduler gets it.
 
-They run around `sample_tokens` of the executors (`v1/executor`), where EngineCore waits for the result: with batches
-that are queued (asynchronous scheduling, pipeline stages) it only gets a promise there, and the fault finds no occasion.
+They run around `sample_tokens` of the executors (`v1/executor`), where EngineCore waits for the result. Where batches are
+queued (asynchronous scheduling, pipeline stages) it only gets a promise there, and the fault finds no occasion.
 """
 
 import copy
@@ -16,7 +16,7 @@ def _alike(result: Any) -> list[int]:
     return [row for row, tokens in enumerate(result.sampled_token_ids) if len(tokens) == 1]
 
 
-def _rows_exchanged(result: Any, before: Any) -> tuple[Any, What | None]:
+def _rows_exchanged(result: Any, _before: Any) -> tuple[Any, What | None]:
     rows = _alike(result)
     if len(rows) < 2:
         return result, None
@@ -26,7 +26,7 @@ def _rows_exchanged(result: Any, before: Any) -> tuple[Any, What | None]:
     return changed, {"request_id": one, "other_request_id": other, "row": rows[0]}
 
 
-def _row_added(result: Any, before: Any) -> tuple[Any, What | None]:
+def _row_added(result: Any, _before: Any) -> tuple[Any, What | None]:
     if not result.sampled_token_ids:
         return result, None
     changed = copy.copy(result)
