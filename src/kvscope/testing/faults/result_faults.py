@@ -1,7 +1,7 @@
 """The faults that change what comes back for a step, after the worker has given it and before the scheduler gets it.
 
-They run around `sample_tokens` of the executors (`v1/executor`), where EngineCore waits for the result. Where batches are
-queued (asynchronous scheduling, pipeline stages) it only gets a promise there, and the fault finds no occasion.
+They run around `sample_tokens` of the executors (`v1/executor`), where EngineCore waits for the result. Where batches
+are queued (asynchronous scheduling, pipeline stages) it gets a promise there, and the fault finds no occasion.
 """
 
 import copy
