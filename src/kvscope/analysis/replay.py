@@ -29,6 +29,7 @@ from kvscope.checks.judge import (
     judge_dummy,
     judge_handover,
     judge_held,
+    judge_lifecycle,
     judge_missing,
     judge_plan,
     judge_pool,
@@ -38,12 +39,14 @@ from kvscope.checks.judge import (
 from kvscope.checks.plan_view import StepView
 from kvscope.events.codec import (
     declaration_from,
+    drafts_from,
     dummy_from,
     finding_from,
     received_from,
     result_from,
     snapshot_from,
 )
+from kvscope.events.envelope import given
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
 from kvscope.facts.allocator import PoolOperation
@@ -197,6 +200,8 @@ class Replay:
         self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
         if lost:
             distrust(engine)
+        elif log.ever_dropped or log.missing_first or not record.seq:
+            engine.lifecycle.forgive()  # an admission or a result may be among what is not there
         engine.pool.hand_over(declaration, record)
         self._prove(engine, log)
         if engine.pool.is_lost and engine.pool.was_observed and not self.ids_omitted:
@@ -209,6 +214,8 @@ class Replay:
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
             if finding.request_id not in engine.bindings.partial
         ]
+        if engine.lifecycle.take(declaration):
+            findings += judge_lifecycle(declaration, engine.lifecycle, engine.setup.parts)
         self._found(engine, None, findings)
         for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
             for rank in engine.ranks.values():
@@ -236,14 +243,17 @@ class Replay:
         rank.input_step = step
         rank.catch_up(engine.declared, step)
         if known is not None:
-            received = received_from(record, known[0].requests)
-            self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
+            received, drafts = received_from(record, known[0].requests), drafts_from(record)
+            previous = given(record.previous_step, None)
+            self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts, drafts, previous))
 
     def _result(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
         step, result = step_of(record), result_from(record)
         known = engine.declared.get(step)
-        if known is not None and known[0].trace_id == record.trace_id:
-            self._found(engine, None, judge_result(known[0], result, engine.setup.parts))
+        declaration = known[0] if known is not None and known[0].trace_id == record.trace_id else None
+        engine.lifecycle.confirm(declaration, result)
+        if declaration is not None and not declaration.is_empty:
+            self._found(engine, None, judge_result(declaration, result, engine.setup.parts))
         engine.pool.confirm(step, result, may_lack=log.ever_dropped)
 
     def _plan(self, engine: EngineSide, rank: RankSide, write: WriteRecord, read: ReadRecord) -> None:

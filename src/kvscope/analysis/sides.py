@@ -13,6 +13,7 @@ from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.state.lifecycle import Lifecycle
 
 
 class RankSide:
@@ -53,6 +54,7 @@ class EngineSide:
         self.topology = topology
         self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
         self.bindings = Bindings(topology)
+        self.lifecycle = Lifecycle()
         self.pool = ScheduledPool(topology, self.bindings)
         self.diary = BlockDiary()
         self.declared: dict[int, tuple[Declaration, bool]] = {}
@@ -69,3 +71,5 @@ def distrust(side: RankSide | EngineSide) -> None:
     """
     side.bindings.partial.update(side.bindings.live)
     side.pool.lose()
+    if isinstance(side, EngineSide):
+        side.lifecycle.forgive()

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Admission, Declaration, StepRequests, StepResult
+from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 
 
 class Observer(Protocol):
@@ -58,7 +58,7 @@ class WorkerObserver(Observer, Protocol):
     @property
     def due_result(self) -> str | None: ...
 
-    def on_input(self, declaration: Declaration, received: StepRequests) -> None: ...
+    def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None) -> None: ...
 
     def on_input_without_declaration(self, received: StepRequests) -> None: ...
 

@@ -41,13 +41,14 @@ def read_result(output: Any, declaration: Declaration | None = None) -> StepResu
         counts = (*map(len, sampled[:number]), *(None,) * (number - len(sampled)))
     if declaration is None:
         return StepResult(request_ids=tuple(request_ids), sampled_tokens=counts)
-    trace_id = getattr(output, TRACE, "")
+    trace_id, loads = getattr(output, TRACE, ""), output.kv_connector_output
     return StepResult(
         request_ids=tuple(request_ids),
         sampled_tokens=counts,
         trace_id=trace_id if trace_id != declaration.trace_id and number else None,
         rows=_rows(output.req_id_to_index, request_ids),
         lengths=_lengths(number, sampled, output.pooler_output),
+        load_failed=bool(loads is not None and (loads.invalid_block_ids or loads.failed_recving)),
     )
 
 

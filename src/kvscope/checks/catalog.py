@@ -9,6 +9,7 @@ from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
+from .lifecycle import LIFECYCLE_RULES
 from .lifetime import LIFETIME_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
@@ -24,6 +25,7 @@ RULES: dict[str, Rule] = {
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        LIFECYCLE_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
+from ..state.lifecycle import Lifecycle
 from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
@@ -22,6 +23,7 @@ from .finding import Finding
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
+from .lifecycle import LIFECYCLE_RULES, LifecycleView
 from .lifetime import LIFETIME_RULES, LifetimeView
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
@@ -46,12 +48,28 @@ def judge_bind(declaration: Declaration, bindings: Bindings, parts: Parts) -> li
     return _merged(_fired(BIND_RULES, BindView(declaration=declaration, bindings=bindings), parts))
 
 
-def judge_handover(declaration: Declaration, received: StepRequests, parts: Parts) -> list[Finding]:
-    """Judge what a worker received. Equal sides (one comparison) cannot fire."""
-    if declaration.requests == received:
+def judge_lifecycle(declaration: Declaration, lifecycle: Lifecycle, parts: Parts) -> list[Finding]:
+    """Judge a declaration that ``lifecycle`` has just taken."""
+    return _merged(_fired(LIFECYCLE_RULES, LifecycleView(declaration=declaration, lifecycle=lifecycle), parts))
+
+
+def judge_handover(
+    declaration: Declaration,
+    received: StepRequests,
+    parts: Parts,
+    drafts: Drafts | None = None,
+    previous_step: int | None = None,
+) -> list[Finding]:
+    """Judge what a worker received, and when (see :class:`HandoverView`). Equal sides cannot fire."""
+    if drafts is None and previous_step is None and declaration.requests == received:
         return []
     view = HandoverView(
-        step=declaration.step, trace_id=declaration.trace_id, declaration=declaration, received=received
+        step=declaration.step,
+        trace_id=declaration.trace_id,
+        declaration=declaration,
+        received=received,
+        drafts=drafts,
+        previous_step=previous_step,
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
 

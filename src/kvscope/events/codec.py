@@ -26,6 +26,7 @@ from kvscope.events.requests import (
     admission_record,
     bind_record,
     declaration_from,
+    drafts_from,
     received_from,
     result_from,
     result_record,
@@ -52,6 +53,7 @@ __all__ = [
     "boundary_record",
     "coverage_record",
     "declaration_from",
+    "drafts_from",
     "dummy_from",
     "dummy_record",
     "enabled_record",
@@ -244,7 +246,8 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
     """The kv.boundary of a fact.
 
     ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult;
-    ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None).
+    ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None), ``drafts``
+    (Drafts or None) and ``previous_step``.
 
     Raises:
         ValueError: there is no such kind.
@@ -252,7 +255,9 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
     if kind == "frontend_admit":
         return admission_record(fact, names)
     if kind == "worker_input":
-        return worker_input_record(fact.received, fact.declared, names)
+        return worker_input_record(
+            fact.received, fact.declared, names, drafts=fact.drafts, previous_step=fact.previous_step
+        )
     if kind == "dummy":
         return dummy_record(fact)
     if kind in {"worker_result", "update_input"}:

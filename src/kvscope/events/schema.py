@@ -210,12 +210,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     """Something passed a named seam. Which fields there are depends on ``kind``:
 
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
-    - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
+    - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind (draft tokens
+      only where they differ, and then of every request); ``previous_step`` came before, if not the one before;
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet). Only where an ``update_input`` is not as it should be:
       ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
-      ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name;
+      ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name; ``load_failed``, if blocks or
+      requests could not be loaded;
     - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
       table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
     """
@@ -238,6 +240,8 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     mapped_requests: list[RequestId] | UnsetType = UNSET
     mapped_rows: list[int] | UnsetType = UNSET
     result_lengths: dict[str, int] | UnsetType = UNSET
+    load_failed: bool | UnsetType = UNSET
+    previous_step: Count | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET
     group_id: int | UnsetType = UNSET
     filled: Runs | UnsetType = UNSET

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_bind, judge_result
+from ..checks.judge import judge_bind, judge_lifecycle, judge_result
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -13,6 +13,7 @@ from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..state.bindings import Bindings
+from ..state.lifecycle import Lifecycle
 from .isolation import Isolation, take_due
 from .pool import UNSEEN_STEP, PoolJudge
 from .run import Run
@@ -31,6 +32,7 @@ class EngineJudge:
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
+        self._lifecycle = Lifecycle()
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
         self._scheduling = False
@@ -82,14 +84,16 @@ class EngineJudge:
         if self._after_unseen:
             declaration.after_unseen = True
             self._bindings.partial.update(self._bindings.live)
+            self._lifecycle.forgive()
         if pool is not None:
             pool.hand_over(declaration)
         self._bindings.apply(requests)
+        is_doubtful = self._lifecycle.take(declaration)
         if declaration.total_num_scheduled_tokens == 0:
             run.coverage.empty_steps += 1
             # Its word on who finished or was preempted, and on what the pool did until then, is needed to replay
             # the steps that follow.
-            if not (requests.finished or requests.preempted or declaration.operations):
+            if not (requests.finished or requests.preempted or declaration.operations or is_doubtful):
                 if pool is not None and pool.declare(declaration):
                     self._record(declaration)
                 return
@@ -99,9 +103,11 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
-        if not self._bindings.doubtful:
+        if not (is_doubtful or self._bindings.doubtful):
             return
-        findings = judge_bind(declaration, self._bindings, run.parts)
+        findings = judge_bind(declaration, self._bindings, run.parts) if self._bindings.doubtful else []
+        if is_doubtful:
+            findings += judge_lifecycle(declaration, self._lifecycle, run.parts)
         if findings:
             ledger = pool.ledger if pool is not None and pool.lost is None else None
             run.report(findings, "scheduler", "schedule", ledger=ledger)
@@ -122,8 +128,8 @@ class EngineJudge:
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run
         step = declaration.step if declaration is not None else self._step
-        if declaration is not None and not declaration.is_empty:
-            result = result or _NOTHING
+        result = result or _NOTHING
+        if declaration is not None and (result.load_failed or not declaration.is_empty):
             run.stream.put(
                 "update_input",
                 result,
@@ -133,7 +139,9 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
-            self._judge_result(declaration, result)
+            self._lifecycle.confirm(declaration, result)
+            if not declaration.is_empty:
+                self._judge_result(declaration, result)
         if self.pool is not None and declaration is not None and not declaration.is_empty:
             self.pool.confirm(declaration, result)
         self._act_if_due(step)
@@ -168,6 +176,8 @@ class EngineJudge:
         self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)
 
     def on_shutdown(self) -> None:
+        if self._lifecycle.adopted:
+            self._run.coverage.skipped["L", "admission_unseen"] = self._lifecycle.adopted
         self._run.close()
 
     def _refuse_fatal(self, findings: list[Finding]) -> None:

@@ -10,7 +10,7 @@ from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
 from ..checks.plan_view import StepView
 from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
-from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..sinks.kinds import WorkerInput
@@ -48,6 +48,8 @@ class WorkerJudge:
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
+        self._next_step: int | None = None  # None: not known, since the message before was not seen as it came
+        self._met = False
         self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
@@ -71,10 +73,13 @@ class WorkerJudge:
         """The trace id of the step whose result has not been given back yet, None if it is not known."""
         return self._result_of.trace_id if self._result_of is not None else None
 
-    def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+    def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
         if self._bindings is None:
             return
-        run, declared, pool = self._run, declaration.requests, self._pool
+        run, declared, pool, step = self._run, declaration.requests, self._pool, declaration.step
+        previous = None if self._next_step is None or step == self._next_step else self._next_step - 1
+        self._next_step = step + 1 if previous is None else max(step, previous) + 1
+        self._met = True
         if pool is not None:
             pool.take(declaration)
         self._bindings.apply(declared)
@@ -83,21 +88,27 @@ class WorkerJudge:
         self._computed_of = declared.computed()
         self._current = self._result_of = declaration
         self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
-        self._last_step = declaration.step
+        self._last_step = step
         run.coverage.handovers += len(declared.scheduled)
-        as_declared = received is declared or received == declared
-        if not (is_empty and as_declared):
+        as_declared = drafts is None and (received is declared or received == declared)
+        if not (is_empty and as_declared and previous is None):
             run.stream.put(
                 "worker_input",
-                WorkerInput(received=declared if as_declared else received.copy(), declared=declared),
+                WorkerInput(
+                    received=declared if as_declared else received.copy(),
+                    declared=declared,
+                    drafts=drafts,
+                    previous_step=previous,
+                ),
                 component="worker",
                 boundary="worker_input",
-                step=declaration.step,
+                step=step,
                 trace_id=declaration.trace_id,
                 approx_bytes=512 + declared.table_bytes,
             )
-        if not as_declared:
-            self._report(judge_handover(declaration, received, run.parts), "worker", "worker_input")
+        if not (as_declared and previous is None):
+            findings = judge_handover(declaration, received, run.parts, drafts=drafts, previous_step=previous)
+            self._report(findings, "worker", "worker_input")
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
         """A message came through the executor without what the scheduler attaches to every message."""
@@ -111,7 +122,8 @@ class WorkerJudge:
 
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
-        self._current = self._result_of = None
+        self._current = self._result_of = self._next_step = None
+        self._met = True
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
@@ -129,10 +141,17 @@ class WorkerJudge:
         self._current = None
 
     def on_launched(self) -> None:
+        self._left()
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
+
+    def _left(self) -> None:
+        """A step has left the worker. If it was not seen as it came, nobody knows what is to come next."""
+        if not self._met:
+            self._next_step = None
+        self._met = False
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:
@@ -217,6 +236,7 @@ class WorkerJudge:
         self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
+        self._left()
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 

@@ -20,7 +20,15 @@ import numpy as np
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_plan, judge_result
+from kvscope.checks.judge import (
+    judge_batch,
+    judge_bind,
+    judge_dummy,
+    judge_handover,
+    judge_lifecycle,
+    judge_plan,
+    judge_result,
+)
 from kvscope.checks.plan_view import StepView
 from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
@@ -38,8 +46,8 @@ from kvscope.events.codec import (
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
-from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, Plan
-from kvscope.facts.requests import BlockIds, Declaration, StepRequests, StepResult
+from kvscope.facts.plans import DummyRun, Plan
+from kvscope.facts.requests import BlockIds, Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
@@ -47,6 +55,8 @@ from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
 from kvscope.state.legality import Legality
+from kvscope.state.lifecycle import Lifecycle
+from kvscope.testing.plans import sound_plan
 from kvscope.testing.pool import BuiltPool, allocation, release
 from kvscope.testing.trace_file import TraceFile
 
@@ -93,6 +103,7 @@ class TraceBuilder:
         self._brought: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
+        self._lifecycle = Lifecycle()
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
         self.observed = BuiltPool(topology, self._bindings, self._worker_bindings, self.parts) if observe_pool else None
         self._batches = [[BatchTable(b, index) for index in self._judged()] for b in self._worker_bindings]
@@ -177,12 +188,15 @@ class TraceBuilder:
         preempted: Iterable[str] = (),
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
+        received_drafts: Drafts | None = None,
+        received_after: int | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
         damage_result: Callable[[StepResult], StepResult] | None = None,
         comes_back: bool = True,
     ) -> Declaration:
         """One step through all processes: declared, handed over, planned, judged, written down. A step without work is
         only declared, and there is no result of it. Without ``comes_back`` the step is still on its way at the end.
+        ``received_after`` is the step after which it arrives in a worker, if that is not the one before.
         """
         declaration = self.declare(scheduled, finished=finished, preempted=preempted)
         damage_declaration(declaration)
@@ -194,8 +208,14 @@ class TraceBuilder:
             now_ns = self.engine.clock(declaration.step)
             self._violations(self.engine, self.observed.declare(declaration, now_ns))
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
+        if self._lifecycle.take(declaration):
+            self._violations(self.engine, judge_lifecycle(declaration, self._lifecycle, self.parts))
         for rank, stream in enumerate(self.workers):
-            self._run_worker(rank, stream, declaration, damage_received, damage_plan)
+            received = declaration.requests
+            if damage_received is not None:
+                received = received.copy()
+                damage_received(received)
+            self._run_worker(rank, stream, declaration, received, received_drafts, received_after, damage_plan)
         if declaration.is_empty:
             return declaration
         if damage_result is not None or (self.observed is not None and comes_back):
@@ -245,13 +265,12 @@ class TraceBuilder:
         rank: int,
         stream: TraceFile,
         declaration: Declaration,
-        damage_received: Callable[[StepRequests], None] | None,
+        received: StepRequests,
+        drafts: Drafts | None,
+        previous: int | None,
         damage_plan: Callable[[Plan], None],
     ) -> None:
-        received, bindings = declaration.requests, self._worker_bindings[rank]
-        if damage_received is not None:
-            received = received.copy()
-            damage_received(received)
+        bindings = self._worker_bindings[rank]
         if self.observed is not None:
             self.observed.receive(rank, declaration)
         bindings.apply(declaration.requests)
@@ -259,11 +278,11 @@ class TraceBuilder:
             self.observed.carry_out(rank, declaration)
         if declaration.is_empty and received == declaration.requests:
             return
-        record = worker_input_record(received, declaration.requests, self.names)
+        record = worker_input_record(received, declaration.requests, self.names, drafts=drafts, previous_step=previous)
         record.trace_id = declaration.trace_id
         stream.write(record, "worker", "worker.execute", step=declaration.step)
-        self._violations(stream, judge_handover(declaration, received, self.parts))
-        plan = self._plan(declaration, bindings)
+        self._violations(stream, judge_handover(declaration, received, self.parts, drafts, previous))
+        plan = sound_plan(declaration, bindings)
         damage_plan(plan)
         findings = judge_batch(declaration, plan, self.parts)
         view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
@@ -281,36 +300,6 @@ class TraceBuilder:
         legality = self.observed.workers[rank]
         return legality.ledger, legality
 
-    def _plan(self, declaration: Declaration, bindings: Bindings) -> Plan:
-        ids = list(declaration.requests.scheduled)
-        rows = bindings.rows_of(ids)
-        lens = np.array([declaration.requests.scheduled[r] for r in ids], np.int32)
-        positions = np.concatenate([np.arange(n) + c for n, c in zip(lens, bindings.computed[rows], strict=True)])
-        token_row = np.repeat(np.arange(len(ids)), lens)
-        groups = []
-        for index, group in enumerate(self.topology.groups):
-            width = -(-int(positions.max() + 1) // group.block_size) + 1
-            bindings.ensure_width(index, width)
-            tables = bindings.tables[index][rows, :width].copy()
-            block = tables[token_row, positions // group.block_size].astype(np.int64)
-            slots = block * group.block_size + positions % group.block_size
-            groups.append(
-                GroupPlan(
-                    group_id=group.group_id,
-                    tables=tables,
-                    table_blocks=bindings.lengths[index, rows].copy(),
-                    slots=np.append(slots, np.full(3, PAD_SLOT, np.int64)),
-                )
-            )
-        return Plan(
-            request_ids=ids,
-            query_start=np.append(0, np.cumsum(lens)).astype(np.int32),
-            positions=positions.astype(np.int64),
-            seq_lens=(bindings.computed[rows] + lens).astype(np.int32),
-            num_tokens=int(lens.sum()),
-            groups=groups,
-        )
-
     def _judged(self) -> list[int]:
         return [index for index, group in enumerate(self.topology.groups) if group.judged]
 
@@ -326,6 +315,7 @@ class TraceBuilder:
         record = result_record("update_input", result, self.names)
         record.trace_id = declaration.trace_id
         self.engine.write(record, "scheduler", "update_input", step=declaration.step)
+        self._lifecycle.confirm(declaration, result)
         self._violations(self.engine, judge_result(declaration, result, self.parts))
         if self.observed is not None:
             self.observed.confirm(declaration, result)

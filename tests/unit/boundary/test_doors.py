@@ -12,7 +12,7 @@ import pytest
 from kvscope.boundary import frontend, results, worker
 from kvscope.boundary.results import read_result
 from kvscope.boundary.scheduler import DECLARATION, UNOBSERVED, received_requests
-from kvscope.facts.requests import Admission, StepResult
+from kvscope.facts.requests import Admission, Drafts, StepResult
 from unit.boundary.fakes import Told
 from unit.checks.scenes import declare
 
@@ -64,7 +64,38 @@ def test_a_message_with_its_declaration_comes_in(by_name: bool) -> None:
     output, declaration = messages.scheduler_output(), declare(1)
     setattr(output, DECLARATION, declaration)
     observer = entered(output, by_name=by_name)
-    assert observer.calls == [("on_input", (declaration, received_requests(output)))]
+    drafts = Drafts(spec_tokens={"c": 2}, invalid_spec_tokens={})
+    assert observer.calls == [("on_input", (declaration, received_requests(output), drafts))]
+
+
+@pytest.mark.parametrize(
+    ("sent", "declared", "arrived"),
+    [
+        ({"scheduled_spec_decode_tokens": {}}, {}, None),
+        ({}, {"spec_tokens": {"c": 2}}, None),
+        ({}, {"spec_tokens": {"c": 3}}, Drafts(spec_tokens={"c": 2}, invalid_spec_tokens={})),
+        ({}, {"spec_tokens": {"c": 2, "k": 1}}, Drafts(spec_tokens={"c": 2}, invalid_spec_tokens={})),
+        (
+            {"scheduled_spec_decode_tokens": {}},
+            {"spec_tokens": {"c": 2}},
+            Drafts(spec_tokens={}, invalid_spec_tokens={}),
+        ),
+        (
+            {"num_invalid_spec_tokens": {"c": 1}},
+            {"spec_tokens": {"c": 2}},
+            Drafts(spec_tokens={"c": 2}, invalid_spec_tokens={"c": 1}),
+        ),
+        ({"num_invalid_spec_tokens": {}}, {"spec_tokens": {"c": 2}}, None),
+    ],
+)
+def test_drafts_are_told_where_they_are_not_as_declared(
+    sent: dict[str, Any], declared: dict[str, Any], arrived: Drafts | None
+) -> None:
+    output = messages.scheduler_output(**sent)
+    declaration = msgspec.structs.replace(declare(1), **declared)
+    setattr(output, DECLARATION, declaration)
+    ((_, (_, _, drafts)),) = entered(output).calls
+    assert drafts == arrived
 
 
 def test_a_message_without_a_declaration_is_told_apart_from_one_that_our_hook_missed() -> None:
@@ -175,6 +206,19 @@ def test_what_is_odd_about_a_result_is_told(fields: dict[str, Any], told: dict[s
     results.mark(output, "t3")
     whole = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
     assert read_result(output, declare(3)) == msgspec.structs.replace(whole, **told)
+
+
+@pytest.mark.parametrize(
+    ("loads", "failed"),
+    [(None, False), ({}, False), ({"invalid_block_ids": {3}}, True), ({"failed_recving": {"a"}}, True)],
+)
+def test_a_load_that_failed_is_told_whatever_else_the_result_has(loads: dict[str, Any] | None, failed: bool) -> None:
+    from vllm.v1.outputs import KVConnectorOutput
+
+    output = model_output([], [], kv_connector_output=None if loads is None else KVConnectorOutput(**loads))
+    result = read_result(output, declare(3))
+    assert result is not None
+    assert result.load_failed is failed
 
 
 def test_a_result_of_no_step_has_nothing() -> None:

@@ -10,6 +10,7 @@ import pytest
 import unit.checks.content_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
+import unit.checks.lifecycle_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases
@@ -24,6 +25,7 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
+from kvscope.checks.lifecycle import LIFECYCLE_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
@@ -100,6 +102,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        LIFECYCLE_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,

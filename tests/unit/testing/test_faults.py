@@ -14,6 +14,7 @@ from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
 from kvscope.testing.faults.result_faults import RESULT_FAULTS
 from kvscope.testing.faults.stories import STORIES
+from kvscope.testing.faults.untold_faults import LOST_STEP, UNTOLD_FAULTS
 from kvscope.testing.faults.workload import prompts
 
 
@@ -65,8 +66,8 @@ def test_undo_restores_the_oldest_value() -> None:
 def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
         "plan": {*PLAN_FAULTS, PADDING_FAULT},
-        "declaration": set(DECLARATION_FAULTS),
-        "handover": set(HANDOVER_FAULTS),
+        "declaration": {*DECLARATION_FAULTS, *UNTOLD_FAULTS},
+        "handover": {*HANDOVER_FAULTS, LOST_STEP},
         "dummy": set(DUMMY_FAULTS),
         "result": set(RESULT_FAULTS),
         "allocator": set(STORIES),
@@ -218,6 +219,49 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
     assert what is not None
     assert what["request_id"] == "d"
     assert sent.scheduled_new_reqs[0].block_ids == ([6, 0],)
+
+
+def test_a_list_too_many_goes_to_a_request_that_gets_blocks() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_extra_group"](scheduler(), sent, 0)
+    assert what == {"request_id": "c", "group_id": None, "counted": 2, "expected_counted": 1}
+    assert sent.scheduled_cached_reqs.new_block_ids == [([4, 5],), None, ([9], [])]
+
+
+def test_a_decoding_request_goes_back_inside_its_block() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_computed_back"](scheduler(), sent, 0)
+    assert what is not None
+    assert (what["request_id"], what["num_computed"], what["expected_num_computed"]) == ("b", 14, 15)
+    assert sent.scheduled_cached_reqs.num_computed_tokens == [0, 14, 32]
+    sent.scheduled_cached_reqs.num_computed_tokens = [0, 33, 32]
+    assert DECLARATION_FAULTS["bind_computed_back"](scheduler(), sent, 0) is None
+
+
+@pytest.mark.parametrize("name", sorted(UNTOLD_FAULTS))
+def test_what_is_not_to_be_sent_is_taken_out_again(name: str) -> None:
+    host, sent = scheduler(), output()
+    for request_id, request in host.requests.items():
+        request.status = SimpleNamespace(name="RUNNING" if request_id in sent.num_scheduled_tokens else "WAITING")
+    host.requests["p"] = SimpleNamespace(status=SimpleNamespace(name="PREEMPTED"))
+    before = copy.deepcopy(sent)
+    done = UNTOLD_FAULTS[name](host, sent, {"x", "a"})
+    assert done is not None
+    what, undo = done
+    assert sent.total_num_scheduled_tokens == before.total_num_scheduled_tokens + 1
+    if name != "total_declared":
+        assert sent.scheduled_cached_reqs.req_ids[-1] == what["request_id"]
+        assert sent.num_scheduled_tokens[what["request_id"]] == 1
+    undo()
+    assert sent == before
+
+
+def test_nobody_is_declared_who_has_not_ended_or_been_preempted() -> None:
+    host = scheduler()
+    for request in host.requests.values():
+        request.status = SimpleNamespace(name="RUNNING")
+    assert UNTOLD_FAULTS["finished_declared"](host, output(), {"a"}) is None
+    assert UNTOLD_FAULTS["preempted_declared"](host, output(), set()) is None
 
 
 def result(**fields: Any) -> SimpleNamespace:

@@ -6,6 +6,7 @@ alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.
 executors for results.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from kvscope.testing.faults.hooks import Around, Hook
@@ -17,6 +18,7 @@ from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of,
 from kvscope.testing.faults.result_faults import RESULT_FAULTS
 from kvscope.testing.faults.stories import STORIES
 from kvscope.testing.faults.story import story_sites
+from kvscope.testing.faults.untold_faults import LOST_STEP, UNTOLD_FAULTS, Undo, schedule_nothing
 
 
 def hooks(injection: Injection) -> list[Hook]:
@@ -29,6 +31,10 @@ def hooks(injection: Injection) -> list[Hook]:
         sites = dummy_sites(injection)
     elif injection.fault.point == "plan":
         sites = _plan_sites(injection)
+    elif injection.fault.name in UNTOLD_FAULTS:
+        sites = _untold_sites(injection)
+    elif injection.fault.name == LOST_STEP:
+        sites = _lost_step_sites(injection)
     elif injection.fault.point == "declaration":
         sites = _declaration_sites(injection)
     elif injection.fault.point == "allocator":
@@ -76,6 +82,70 @@ def _declaration_sites(injection: Injection) -> Sites:
         return original(scheduler, scheduler_output, *args, **kwargs)
 
     return [(Scheduler, "_update_after_schedule", around)]
+
+
+def _untold_sites(injection: Injection) -> Sites:
+    inject = UNTOLD_FAULTS[injection.fault.name]
+    ended: set[str] = set()
+    put_right: list[Undo] = []
+
+    def behind(scheduler: Any, output: Any) -> None:
+        ended.update(output.finished_req_ids)
+        if output.total_num_scheduled_tokens:
+            injection.steps += 1
+            # One token more must not be beyond the budget as well, or two things are wrong.
+            has_room = output.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens
+            if has_room and injection.due and (done := inject(scheduler, output, ended)) is not None:
+                injection.fire({"group_id": None} | done[0])
+                put_right.append(done[1])
+
+    def around_executor(original: Any, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        while put_right:
+            put_right.pop()()
+        return original(executor, *args, **kwargs)
+
+    return [*_scheduled(behind), *_executors("execute_model", around_executor)]
+
+
+def _lost_step_sites(injection: Injection) -> Sites:
+    """The step without work is scheduled while the one before it is on its way, so that nothing but its number goes."""
+    schedulers: list[Any] = []
+    lost: list[Any] = []
+
+    def behind(scheduler: Any, _output: Any) -> None:
+        schedulers[:] = [scheduler]
+
+    def around_executor(original: Any, executor: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.total_num_scheduled_tokens:
+            injection.steps += 1
+            if lost:
+                injection.fire({"group_id": None})
+                lost.clear()
+            elif schedulers and injection.due:
+                lost.append(schedule_nothing(schedulers[0]))
+        return original(executor, scheduler_output, *args, **kwargs)
+
+    return [*_scheduled(behind), *_executors("execute_model", around_executor)]
+
+
+def _scheduled(behind: Callable[[Any, Any], None]) -> Sites:
+    """`behind(scheduler, output)` is called when an output is complete, once for each."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    depth: list[None] = []
+
+    def around(original: Any, scheduler: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        depth.append(None)
+        try:
+            result = original(scheduler, scheduler_output, *args, **kwargs)
+        finally:
+            depth.pop()
+        if not depth:
+            behind(scheduler, scheduler_output)
+        return result
+
+    return [(owner, "_update_after_schedule", around) for owner in (Scheduler, AsyncScheduler)]
 
 
 def _handover_sites(injection: Injection) -> Sites:
