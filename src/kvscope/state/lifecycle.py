@@ -108,6 +108,7 @@ class Lifecycle:
             del self._finished[next(iter(self._finished))]
         for request_id in requests.preempted:
             self._leave(request_id)
+            self._finished.pop(request_id, None)
             self._preempted.add(request_id)
         for request_id, computed in zip(requests.new_ids, requests.new_computed, strict=True):
             self._come(request_id)
