@@ -48,8 +48,9 @@ class LedgerBook:
     def seams_absent(self) -> dict[str, str]:
         return dict(sorted(self._ledger.absent.items()))
 
-    def allocator_faults(self) -> int:
-        """Faults of the block pool's hooks since this process started."""
+    @property
+    def allocator_faults(self) -> list[int]:
+        """Faults of the block pool's hooks since this process started: a list of one number, which goes on counting."""
         return Hook.allocator_faults
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
@@ -142,7 +143,7 @@ class PluginHub:
         if judge.pool is not None and all(name in self.ledger.installed for name in allocator):
             judge.pool.observe(PoolReader(judge, scheduler))
         if "isolate" in map(run.config.action_for, run.parts):
-            judge.isolation = Isolation(SchedulerControl(scheduler), run.names, judge.pool)
+            judge.isolate_with(Isolation(SchedulerControl(scheduler), run.names, judge.pool))
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)

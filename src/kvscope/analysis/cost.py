@@ -32,7 +32,7 @@ def is_apart(hook: str) -> bool:
     """
     if hook in {"worker.cache", "pool.reset", "scheduler.reset"}:
         return True
-    return hook.startswith(("config.", "frontend.")) or hook.endswith((".create", ".shutdown", ".dummy"))
+    return hook.startswith(("config.", "frontend.")) or hook.endswith((".create", ".shutdown", ".dummy", ".capture"))
 
 
 def own_time(logs: Sequence[ProcessLog], setups: Sequence[EngineSetup]) -> OwnTime:

@@ -52,9 +52,6 @@ def rebuild(snapshot: PlanSnapshot, bindings: Bindings, keep: Bool) -> RebuiltPl
     for group_index, group in enumerate(bindings.topology.groups):
         recorded = by_id.get(group.group_id)
         if recorded is None:
-            nothing = np.zeros(0, np.int64)
-            groups.append(GroupPlan(group_id=group.group_id, tables=np.zeros((0, 0), np.int32),
-                                    table_blocks=np.zeros(0, np.int32), slots=nothing))  # fmt: skip
             continue
         declared_lens = bindings.seq_lens[table_rows]
         lengths = declared_lens if snapshot.exact else snapshot.seq_lens[rows].astype(np.int64)
@@ -65,13 +62,13 @@ def rebuild(snapshot: PlanSnapshot, bindings: Bindings, keep: Bool) -> RebuiltPl
                 group_id=group.group_id,
                 tables=tables,
                 table_blocks=recorded.table_blocks[rows],
-                slots=np.concatenate((recorded.slots[tokens], _padding(recorded))),
+                slots=np.concatenate((recorded.slots[tokens[tokens < len(recorded.slots)]], _padding(recorded))),
             )
         )
     lens = snapshot.query_lens[rows]
     plan = Plan(
         request_ids=[snapshot.request_ids[row] for row in rows],
-        query_start=np.append(0, np.cumsum(lens)).astype(np.int32),
+        query_start=(np.append(0, np.cumsum(lens)) + (snapshot.first_offset if keep.all() else 0)).astype(np.int32),
         positions=_positions(snapshot, token_row)[tokens],
         seq_lens=snapshot.seq_lens[rows],
         num_tokens=len(tokens),
@@ -93,8 +90,8 @@ def _require_consistent(snapshot: PlanSnapshot, *, whole: bool) -> None:
     if snapshot.positions is not None and len(snapshot.positions) != snapshot.num_tokens:
         raise ValueError("it has not as many positions as tokens")
     for group in snapshot.groups:
-        if len(group.slots) != snapshot.num_tokens:
-            raise ValueError("it has not as many slots as tokens")
+        if len(group.slots) > snapshot.num_tokens or (len(group.slots) < snapshot.num_tokens and group.padding_slots):
+            raise ValueError("it has more slots than tokens, or padding in spite of too few")
         if any(len(c) != rows for c in (group.table_blocks, group.blocks_needed, group.window_skipped, group.digests)):
             raise ValueError("its tables have another number of rows")
         if (group.window_skipped < 0).any() or (group.blocks_needed < group.window_skipped).any():

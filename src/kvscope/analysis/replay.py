@@ -65,6 +65,7 @@ LATE = "written after a later step"
 PARTIAL = "table not known from its start"
 NO_TABLE = "table neither recorded nor as declared"
 NOT_IN_BATCH = "not in the batch"
+GROUP_MISSING = "its group has no plan"
 
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
@@ -211,7 +212,7 @@ class Replay:
         self._judge_pool_at(engine, declaration, record.mono_ns)
         findings = [
             finding
-            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts)
+            for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
             if finding.request_id not in engine.bindings.partial
         ]
         if engine.lifecycle.take(declaration):
@@ -292,13 +293,14 @@ class Replay:
         findings = judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
-            found = judge_plan(view, [view.group(rank.batches[i]) for i in indexes], engine.setup.parts)
+            found = judge_plan(view, view.groups(rank.batches[i] for i in indexes), engine.setup.parts)
             for finding in found:
                 _renumber(finding, rebuilt)
             findings += found
         unknown, kept, in_rows = int(rebuilt.unknown.sum()), int(keep.sum()), int(in_batch.sum())
         self.coverage.audited += (kept - unknown) * len(indexes)
         self._skip(unknown * len(indexes), NO_TABLE)
+        self._skip(kept * (len(engine.judged) - len(indexes)), GROUP_MISSING)
         self._skip((in_rows - kept + len(left_out)) * len(indexes), PARTIAL)
         self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
         self._found(engine, rank, findings)

@@ -21,6 +21,7 @@ READER = "_kvscope_pool"
 
 Scope = tuple[str, str | None]
 NOBODY: Scope = (facts.CAUSE_UNKNOWN, None)
+_PLACED = frozenset({facts.ALLOC, facts.TOUCH})
 MOST_POPPED = 4096
 """So many given up tables are remembered; a table beyond that is released in nobody's name."""
 
@@ -80,7 +81,7 @@ class PoolReader:
                 if self.has(block):
                     places[block.block_id] = (group_id, index)
         for operation in waiting:
-            if operation.kind not in {facts.ALLOC, facts.TOUCH} or operation.request_id is None:
+            if operation.kind not in _PLACED or operation.request_id is None:
                 self.observer.on_pool(operation, "allocate_slots")
                 continue
             for part in _placed(operation, places):

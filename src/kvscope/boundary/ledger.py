@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigurationError, ViolationError
 from ..logs import say
@@ -31,8 +31,10 @@ class Hook:
 
     __slots__ = ("calls", "disabled", "faults", "name", "role", "time_ns")
 
-    allocator_faults = 0
-    """Faults of all hooks of the block pool in this process: one is enough for its books to be wrong from then on."""
+    allocator_faults: ClassVar[list[int]] = [0]
+    """Faults of all hooks of the block pool in this process: one is enough for its books to be wrong from then on. A
+    list of the one number, so that who asks in every step keeps hold of it.
+    """
 
     def __init__(self, name: str, role: Role = "engine") -> None:
         self.name = name
@@ -73,7 +75,7 @@ class Hook:
     def _fault(self, error: Exception) -> None:
         self.faults += 1
         if self.role == "allocator":
-            Hook.allocator_faults += 1
+            Hook.allocator_faults[0] += 1
         self.disabled = self.faults >= MAX_FAULTS
         if self.faults == 1 or self.disabled:
             consequence = "it is switched off" if self.disabled else f"it is switched off after {MAX_FAULTS} faults"

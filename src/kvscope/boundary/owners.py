@@ -5,11 +5,14 @@ Source (0.32): ``vllm/v1/core/sched/scheduler.py`` and ``vllm/v1/core/kv_cache_m
 
 from __future__ import annotations
 
+import functools
+from time import perf_counter_ns
 from typing import Any
 
 from ..facts import allocator as facts
 from ..facts.allocator import PoolOperation
-from .allocator import NOBODY, PoolReader, Scope
+from .allocator import NOBODY, READER, PoolReader, Scope
+from .ledger import Hook, Original
 
 # Blocks come ----------------------------------------------------------------------------------------------------------
 
@@ -24,21 +27,45 @@ _ALLOCATE_SLOTS = (
 )
 
 
-def enter_allocate_slots(reader: PoolReader, manager: Any, args: Any, kwargs: Any) -> Any:
-    reader.allocating = args[0] if args else kwargs["request"]
-    return args, kwargs
+def serving(original: Original, hook: Hook) -> Original:
+    """Wrap ``allocate_slots``, which the scheduler calls for every request of every step: nothing is done for it but to
+    note the request, unless blocks came to it; that part alone is timed.
+    """
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reader = getattr(self, READER, None)
+        if reader is None or hook.disabled:
+            return original(self, *args, **kwargs)
+        hook.calls += 1
+        reader.allocating = args[0] if args else kwargs.get("request")
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            hook.native_error(reader, error)
+            raise
+        finally:
+            if reader.waiting:
+                start = perf_counter_ns()
+                try:
+                    settle_allocated(reader, args, kwargs)
+                except Exception as error:  # noqa: BLE001 - fenced: Hook.caught raises only what is meant to reach vLLM
+                    hook.caught(error)
+                finally:
+                    hook.time_ns += perf_counter_ns() - start
+                    reader.allocating = None
+            else:
+                reader.allocating = None
+
+    return wrapper
 
 
-def leave_allocate_slots(reader: PoolReader, entered: Any) -> None:
-    try:
-        if reader.waiting:
-            args, kwargs = entered
-            named = dict(zip(_ALLOCATE_SLOTS, args, strict=False)) | kwargs
-            external = named.get("num_external_computed_tokens", 0)
-            computed = reader.allocating.num_computed_tokens + named.get("num_new_computed_tokens", 0)
-            reader.settle(computed + external if external else 0, delayed=bool(named.get("delay_cache_blocks", False)))
-    finally:
-        reader.allocating = None
+def settle_allocated(reader: PoolReader, args: Any, kwargs: Any) -> None:
+    """Blocks came to the request; ``args`` and ``kwargs`` are those of ``allocate_slots``."""
+    named = dict(zip(_ALLOCATE_SLOTS, args, strict=False)) | kwargs
+    external = named.get("num_external_computed_tokens", 0)
+    computed = reader.allocating.num_computed_tokens + named.get("num_new_computed_tokens", 0)
+    reader.settle(computed + external if external else 0, delayed=bool(named.get("delay_cache_blocks", False)))
 
 
 # Blocks go ------------------------------------------------------------------------------------------------------------

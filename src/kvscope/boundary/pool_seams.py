@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from . import allocator, owners
 from .allocator import READER
 from .ledger import Seam, Wrap
@@ -105,9 +103,7 @@ def _callers() -> tuple[Seam, ...]:
         _seam(
             "manager.allocate",
             f"{_MANAGER}.allocate_slots",
-            scoped(
-                owners.enter_allocate_slots, owners.leave_allocate_slots, carrier=READER, works=attrgetter("waiting")
-            ),
+            owners.serving,
             "whose blocks, of which group, at which index",
             owner,
             needs=("request", "num_new_computed_tokens", "num_external_computed_tokens", "delay_cache_blocks"),

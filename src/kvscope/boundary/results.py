@@ -95,4 +95,5 @@ def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: 
 
 def settle_update(observer: Any, outputs: Any) -> None:
     """Even if the hook is off: requests that were ended before it was have nobody else to answer for them."""
-    observer.on_outputs(outputs)
+    if observer.answers is not None:
+        observer.answers(outputs)

@@ -2,6 +2,9 @@
 
 ``_get_slot_mappings`` is the last call before the attention metadata is built; ``_dummy_run`` calls it too, and only
 afterwards turns every slot off, so a dummy run is read when it has ended.
+
+A dummy run turns off what it hands on, padding included, and leaves the rest of the buffer as the last real step left
+it: every run fills what it hands on itself, so nothing replays that. What a run must not do is switch on more.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ..facts.plans import DummyRun, GroupPlan, Plan
+from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
+HANDED = "_kvscope_handed_slots"
+"""Attribute by which it carries how many slots it has handed on outside of a step, padding included."""
+BEFORE_DUMMY = "_kvscope_slots_before"
+"""Attribute by which it carries its slot buffers as they were before the dummy run that is under way."""
 
 
 class HostViews:
@@ -43,7 +50,7 @@ class HostViews:
         self._sizes: list[int] = []
         self._plan: Plan
 
-    def fit(self, runner: Any) -> bool:
+    def fits(self, runner: Any) -> bool:
         """Whether the runner still has these buffers; it makes others when its cache is laid out anew."""
         return (
             runner.input_batch is self.batch
@@ -82,7 +89,10 @@ class HostViews:
 
 def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     by_group, _ = result
-    if by_group is None or observer.expects_no_plan:
+    if by_group is None:
+        return
+    if observer.expects_no_plan:
+        setattr(runner, HANDED, max((slots.shape[0] for slots in by_group.values()), default=0))
         return
     if not observer.reads_host_tensors:
         observer.on_plan_skipped("device_tensors")
@@ -93,7 +103,7 @@ def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, resu
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     """The plan as views of the runner's own buffers; the next call may hand out the same object again."""
     views = runner.__dict__.get(VIEWS)
-    if views is None or not views.fit(runner):
+    if views is None or not views.fits(runner):
         views = HostViews(runner)
         setattr(runner, VIEWS, views)
     batch = views.batch
@@ -101,16 +111,39 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     return plan
 
 
+def before_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
+    setattr(runner, HANDED, 0)
+    setattr(runner, BEFORE_DUMMY, [buffer.copy() for buffer in _slot_buffers(runner) or ()])
+
+
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    before = runner.__dict__.pop(BEFORE_DUMMY)
+    if kwargs.get("is_graph_capturing"):
+        observer.on_dummy_skipped("graph_capture")
+        return
+    buffers = _slot_buffers(runner)
+    if buffers is None:
+        observer.on_dummy_skipped("device_tensors")
+        return
     num_tokens = args[0] if args else kwargs["num_tokens"]
-    observer.on_dummy(read_dummy(runner, num_tokens))
+    observer.on_dummy(read_dummy(buffers, before, num_tokens, getattr(runner, HANDED)))
 
 
-def read_dummy(runner: Any, num_tokens: int) -> DummyRun:
-    """The slots that a dummy run has left in the buffers it handed to attention."""
-    slots = {}
-    for group_id in range(len(runner.kv_cache_config.kv_cache_groups)):
-        mapping = runner.input_batch.block_table[group_id].slot_mapping.gpu[:num_tokens]
-        if mapping.device.type == "cpu":
-            slots[group_id] = mapping.numpy().astype(np.int64, copy=False)
-    return DummyRun(slots=slots, num_tokens=num_tokens)
+def _slot_buffers(runner: Any) -> list[Int64] | None:
+    """The persistent slots of each group, ``int64 [most tokens of a batch]``; None if they are not on the host."""
+    tables = runner.input_batch.block_table
+    buffers = [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
+    return [buffer.numpy() for buffer in buffers] if all(buffer.device.type == "cpu" for buffer in buffers) else None
+
+
+def read_dummy(buffers: list[Int64], before: list[Int64], num_tokens: int, handed: int) -> DummyRun:
+    """What a dummy run has left in the slot buffers, of which it has handed on the first ``handed`` entries."""
+    persistent = {}
+    for group_id, (now, was) in enumerate(zip(buffers, before, strict=True)):
+        enabled = now != PAD_SLOT
+        enabled[:num_tokens] = False
+        enabled[handed:] &= now[handed:] != was[handed:]
+        indexes = np.flatnonzero(enabled)
+        persistent[group_id] = PersistentSlots(checked=now.size - num_tokens, indexes=indexes, slots=now[indexes])
+    slots = {group_id: buffer[:num_tokens].astype(np.int64, copy=False) for group_id, buffer in enumerate(buffers)}
+    return DummyRun(slots=slots, num_tokens=num_tokens, persistent=persistent)

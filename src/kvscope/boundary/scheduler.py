@@ -79,9 +79,9 @@ def declared_requests(scheduler_output: Any) -> StepRequests:
     new = scheduler_output.scheduled_new_reqs
     cached = scheduler_output.scheduled_cached_reqs
     return StepRequests(
-        new_ids=[request.req_id for request in new],
-        new_blocks=[tuple(map(list, request.block_ids)) for request in new],
-        new_computed=[request.num_computed_tokens for request in new],
+        new_ids=[request.req_id for request in new] if new else [],
+        new_blocks=[tuple(map(list, request.block_ids)) for request in new] if new else [],
+        new_computed=[request.num_computed_tokens for request in new] if new else [],
         cached_ids=cached.req_ids.copy(),
         cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in cached.new_block_ids],
         cached_computed=cached.num_computed_tokens.copy(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
-from .wrapping import around, creation
+from .wrapping import After, Before, around, creation
 
 if TYPE_CHECKING:
     from .host import Hub
@@ -179,11 +179,12 @@ def _runners() -> tuple[Seam, ...]:
     v1, v2 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
     return (
         _runner_seam("runner_v1.slots", f"{v1}._get_slot_mappings", "worker_v1", runner_v1.after_slot_mappings),
-        _runner_seam("runner_v1.dummy", f"{v1}._dummy_run", "worker_v1", runner_v1.after_dummy_run, dummy=True),
-        _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
-        _runner_seam(
-            "runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn, dummy=True
+        _dummy_seam(
+            "runner_v1.dummy", f"{v1}._dummy_run", "worker_v1", runner_v1.after_dummy_run, runner_v1.before_dummy_run
         ),
+        _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
+        _dummy_seam("runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn),
+        _dummy_seam("runner_v2.capture", f"{v2}.capture_model", "worker_v2", runner_v2.after_capture),
     )
 
 
@@ -192,16 +193,29 @@ _NEEDS = {
     "_dummy_run": ("num_tokens",),
     "prepare_attn": ("input_batch",),
     "prepare_dummy_attn": ("input_batch",),
+    "capture_model": (),
 }
 
 
-def _runner_seam(name: str, target: str, role: Role, hook: object, *, dummy: bool = False) -> Seam:
+def _runner_seam(name: str, target: str, role: Role, after: After) -> Seam:
     return Seam(
         name,
         target,
         role,
-        around(after=hook),  # type: ignore[arg-type]  # hooks differ only in their names for the observed object
-        fact="the slots of runs that serve no request" if dummy else "final block tables and slots: the plan",
-        lost="dummy runs are not judged" if dummy else "reads and writes are not judged",
+        around(after=after),
+        fact="final block tables and slots: the plan",
+        lost="reads and writes are not judged",
+        needs=_NEEDS[target.rpartition(".")[2]],
+    )
+
+
+def _dummy_seam(name: str, target: str, role: Role, after: After, before: Before | None = None) -> Seam:
+    return Seam(
+        name,
+        target,
+        role,
+        around(before=before, after=after),
+        fact="the slots of runs that serve no request, or that there were some in a capture",
+        lost="dummy runs are not judged, or those of a capture not counted",
         needs=_NEEDS[target.rpartition(".")[2]],
     )

@@ -65,14 +65,12 @@ def scoped(
     leave: Callable[[Any, Any], None],
     *,
     carrier: str,
-    works: Callable[[Any], object] | None = None,
 ) -> Wrap:
     """Wrap a method that others are called from, so that they know on whose behalf.
 
     ``enter(reader, self, args, kwargs)`` runs ahead of the host, and ``leave(reader, what enter returned)`` when it is
     through, by whichever way; not if ``enter`` failed. ``carrier`` is the attribute by which the host object has its
-    reader. Some of these run for every request of every step, so the two are not timed; ``leave`` is where
-    ``works(reader)`` says that it has something to do.
+    reader. The two set a few words, and are not timed.
     """
 
     def wrap(original: Original, hook: Hook) -> Original:
@@ -94,13 +92,10 @@ def scoped(
                 raise
             finally:
                 if is_inside:
-                    start = perf_counter_ns() if works is not None and works(reader) else 0
                     try:
                         leave(reader, entered)
                     except Exception as error:  # noqa: BLE001 - fenced, as above
                         hook.caught(error)
-                    if start:
-                        hook.time_ns += perf_counter_ns() - start
 
         return wrapper
 

@@ -28,6 +28,8 @@ def agreed_plan(
     rows = len(ids)
     if not (rows == len(computed_of) == len(scheduled) and plan.exact and followers) or bindings.partial:
         return None
+    if len(plan.groups) != len(bindings.topology.groups):
+        return None
     tables = bindings.bound(ids)
     if tables is None:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from ..facts.plans import Int32
 from ..facts.requests import BlockIds, Declaration
 from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
 from ..state.visibility import first_visible_block
 from . import rule as r
 from .finding import Finding
@@ -17,10 +18,14 @@ from .rule import rule
 
 
 class BindView(msgspec.Struct, frozen=True, kw_only=True):
-    """One declaration and the tables that it leads to (the bindings have already taken it over)."""
+    """One declaration and the tables that it leads to (the bindings have already taken it over).
+
+    ``ledger``, advanced to it as well, is None where the pool is not followed.
+    """
 
     declaration: Declaration
     bindings: Bindings
+    ledger: BlockLedger | None = None
 
     def deltas(self) -> Iterator[tuple[str, BlockIds]]:
         """Every request that was given blocks in this step, with exactly those blocks of the pool's groups."""

@@ -11,11 +11,12 @@ from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
 from .lifecycle import LIFECYCLE_RULES
 from .lifetime import LIFETIME_RULES
+from .lists import LIST_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
 from .results import RESULT_RULES
-from .row import ROW_RULES
+from .row import GROUP_RULES, ROW_RULES
 from .rule import Rule
 from .write import WRITE_RULES
 
@@ -26,9 +27,11 @@ RULES: dict[str, Rule] = {
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,

@@ -34,14 +34,15 @@ class DummyView(msgspec.Struct, frozen=True, kw_only=True):
     rank=r.OTHER,
     title="a dummy run may write into the cache",
     fires="A slot of a dummy run is not the padding value.",
-    silent="Groups that have no slot mapping; state slots, which dummy runs may use.",
+    silent="Groups that have no slot mapping; state slots, which dummy runs may use; a warm-up, whose made-up requests "
+    "store their tokens.",
     sources=(r.PLAN_SLOTS, "the rule that a dummy run writes nothing"),
     invariant=True,
 )
 def dummy_slot_enabled(view: DummyView) -> Iterator[Finding]:
     for group_index, group in enumerate(view.bindings.topology.groups):
         slots = view.run.slots.get(group.group_id)
-        if slots is None or not group.judged:
+        if slots is None or not group.judged or view.run.warm_up:
             continue
         enabled = np.flatnonzero(slots != PAD_SLOT)
         if not enabled.size:
@@ -55,6 +56,40 @@ def dummy_slot_enabled(view: DummyView) -> Iterator[Finding]:
             other_request_id=holders[0] if holders else None,
             group_id=group.group_id,
             token_index=int(enabled[0]),
+            block_id=slot // group.block_size,
+            slot=slot,
+            expected=PAD_SLOT,
+            actual=slot,
+        )
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.OTHER,
+    title="a dummy run leaves a slot on that a graph could replay",
+    fires="Behind the slots of a dummy run's tokens the buffer that they stand in has a slot that is on: in the "
+    "padding that was handed on with them, or anywhere else if the run has put it there or should have turned it off.",
+    silent="V1: what the last real step has left behind the padding, since every run fills what it hands on; padding "
+    "entries that are off, however many; a warm-up.",
+    sources=("the runner's persistent slots after a dummy run", "the rule that a dummy run writes nothing"),
+    invariant=True,
+    proves_not="That a graph has read it; it would have, over so many tokens.",
+)
+def dummy_persistent_slot_enabled(view: DummyView) -> Iterator[Finding]:
+    for group_index, group in enumerate(view.bindings.topology.groups):
+        rest = view.run.persistent.get(group.group_id)
+        if rest is None or not group.judged or not rest.indexes.size:
+            continue
+        index, slot = int(rest.indexes[0]), int(rest.slots[0])
+        holders = view.bindings.holders(group_index, slot // group.block_size)
+        yield Finding(
+            reason="",
+            step=view.after_step,
+            trace_id="",
+            other_request_id=holders[0] if holders else None,
+            group_id=group.group_id,
+            token_index=index,
             block_id=slot // group.block_size,
             slot=slot,
             expected=PAD_SLOT,
@@ -112,4 +147,4 @@ def _written_by(view: DummyView, ledger: BlockLedger, group_index: int, block: i
     return (past.another(ledger, block, None) or "") if offset < int(ledger.written_of([block])[0][0]) else None
 
 
-DUMMY_RULES = (dummy_table_live, dummy_slot_enabled)
+DUMMY_RULES = (dummy_table_live, dummy_slot_enabled, dummy_persistent_slot_enabled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.plans import DummyRun, Plan
+from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
@@ -25,13 +25,14 @@ from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
 from .lifecycle import LIFECYCLE_RULES, LifecycleView
 from .lifetime import LIFETIME_RULES, LifetimeView
+from .lists import LIST_RULES, lists_agree
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
 from .results import RESULT_RULES, ResultView, result_agrees
-from .row import ROW_RULES
-from .rule import Part, RuleFunction, Subject
+from .row import GROUP_RULES, ROW_RULES
+from .rule import Part, RuleFunction, Subject, is_read
 from .settled import differences_after, settled_agrees
 from .write import WRITE_RULES
 
@@ -43,9 +44,15 @@ _FILLED_IN = ("group_id", "block_id", "slot", "token_index", "position", "genera
 """What the finding that is reported takes over from the others of the same access, where it does not say itself."""
 
 
-def judge_bind(declaration: Declaration, bindings: Bindings, parts: Parts) -> list[Finding]:
-    """Judge a declaration that ``bindings`` have already taken over."""
-    return _merged(_fired(BIND_RULES, BindView(declaration=declaration, bindings=bindings), parts))
+def judge_bind(
+    declaration: Declaration, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+) -> list[Finding]:
+    """Judge a declaration that ``bindings``, and ``ledger`` if the pool is followed, have already taken over."""
+    view = BindView(declaration=declaration, bindings=bindings, ledger=ledger)
+    findings = _merged(_fired(BIND_RULES, view, parts))
+    if not lists_agree(declaration, bindings, ledger):
+        findings += _by_block(_fired(LIST_RULES, view, parts))
+    return findings
 
 
 def judge_lifecycle(declaration: Declaration, lifecycle: Lifecycle, parts: Parts) -> list[Finding]:
@@ -84,7 +91,8 @@ def judge_dummy(
     run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
-    if all(bool((slots == -1).all()) for slots in run.slots.values()):
+    is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
+    if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
     view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
     return _merged(_fired(DUMMY_RULES, view, parts))
@@ -117,6 +125,8 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
     """
     fired: list[Finding] = []
     is_doubtful = step.legality is not None and step.legality.doubtful
+    if len(groups) < step.bindings.num_judged:
+        fired += _fired(GROUP_RULES, step, parts)
     if not (step.positions_agree and step.lengths_agree):
         fired += _fired(ROW_RULES, step, parts)
     for group in groups:
@@ -218,7 +228,7 @@ def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Part
 
 def _side(finding: Finding) -> str:
     """What the access is: reading and writing of one row are two accesses."""
-    return "read" if finding.reason.startswith("read_") else "write"
+    return "read" if is_read(finding.reason) else "write"
 
 
 def _access_of(findings: list[Finding]) -> Callable[[Finding], Key]:

@@ -7,6 +7,7 @@ arrays made that tell where.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -60,7 +61,9 @@ class StepView:
             offsets = np.arange(plan.num_tokens) - plan.query_start[self.token_row]
             self.expected_positions = self.computed[self.token_row] + offsets
             self.lengths_agree = not plan.exact or bool(
-                (self.query_lens == self.scheduled).all() and (plan.seq_lens == self.seq_lens).all()
+                (self.query_lens == self.scheduled).all()
+                and (plan.seq_lens == self.seq_lens).all()
+                and self.offsets_agree
             )
         self.positions_agree = not plan.exact or plan.positions.tobytes() == self.expected_positions.tobytes()
 
@@ -79,6 +82,17 @@ class StepView:
     def query_lens(self) -> Int32:
         """``int32 [rows]``: tokens of each row in the plan."""
         return np.diff(self.plan.query_start)
+
+    @property
+    def offsets_agree(self) -> bool:
+        """Whether the query offsets run from 0 to the number of tokens and never back."""
+        starts = self.plan.query_start
+        return bool(starts[0] == 0 and starts[-1] == self.plan.num_tokens and (self.query_lens >= 0).all())
+
+    @cached_property
+    def slots_needed(self) -> int:
+        """How many tokens must have a slot: those of the plan, and those declared where the host does not estimate."""
+        return max(self.plan.num_tokens, int(self.scheduled.sum()) if self.plan.exact else 0)
 
     @cached_property
     def token_row(self) -> npt.NDArray[np.intp]:
@@ -99,28 +113,37 @@ class StepView:
         """Positions by which slots are expected: the declared ones, or the plan's own where only those are exact."""
         return self.expected_positions if self.plan.exact else self.plan.positions
 
-    def group(self, batch: BatchTable) -> GroupView:
-        """The view of one group, through the table that is kept for it."""
-        return GroupView(self, batch)
+    def group(self, batch: BatchTable) -> GroupView | None:
+        """The view of one group, through the table that is kept for it; None if the plan has nothing for the group."""
+        plan = self.plan.group(batch.group_index, batch.group.group_id)
+        return None if plan is None else GroupView(self, batch, plan)
+
+    def groups(self, batches: Iterable[BatchTable]) -> list[GroupView]:
+        """The views of those groups that the plan has."""
+        return [view for view in map(self.group, batches) if view is not None]
 
 
 class GroupView:
     """One group of a :class:`StepView`; ``batch`` holds what is declared for it.
 
-    ``slots`` are those of the real tokens, ``padding`` what the mapping holds behind them.
+    ``slots`` are those of the real tokens, ``padding`` what the mapping holds behind them. Where the mapping ends
+    before the tokens do, ``unmapped`` of them have none, and stand in ``slots`` with the declared ones.
     """
 
-    def __init__(self, step: StepView, batch: BatchTable) -> None:
+    def __init__(self, step: StepView, batch: BatchTable, plan: GroupPlan) -> None:
         self.step = step
         self.batch = batch
         self.group_index = batch.group_index
         self.group: Group = batch.group
-        self.plan: GroupPlan = step.plan.groups[batch.group_index]
+        self.plan = plan
         # Where the host only has an upper bound, it is the declared one: what attention gets is at most that.
         seq_lens = step.seq_lens if step.plan.exact else np.minimum(step.plan.seq_lens, step.seq_lens)
         batch.refresh(step.rows, step.computed, seq_lens)
-        self.slots: Int64 = self.plan.slots[: step.plan.num_tokens]
-        self.padding: Int64 = self.plan.slots[step.plan.num_tokens :]
+        self.slots: Int64 = plan.slots[: step.plan.num_tokens]
+        self.padding: Int64 = plan.slots[step.plan.num_tokens :]
+        self.unmapped = step.plan.num_tokens - self.slots.size
+        if self.unmapped:
+            self.slots = np.concatenate((self.slots, self.expected_slots[self.slots.size :]))
 
     @property
     def needed(self) -> Int64:
@@ -188,6 +211,7 @@ class GroupView:
         """
         return bool(
             self.slots.tobytes() == self.expected_slots.tobytes()
+            and self.plan.slots.size >= self.step.slots_needed
             and self.batch.sound
             and (self.padding.size == 0 or (self.padding == PAD_SLOT).all())
             and self.batch.rows_write_apart(

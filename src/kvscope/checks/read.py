@@ -11,6 +11,8 @@ from .finding import Finding
 from .plan_view import Bool, GroupView
 from .rule import rule
 
+_MORE_THAN_AN_EXCHANGE = 3
+
 
 def _entry_finding(view: GroupView, row: int, index: int, other_request_id: str | None = None) -> Finding:
     block = int(view.tables[row, index])
@@ -121,6 +123,47 @@ def read_foreign_block(view: GroupView) -> Iterator[Finding]:
 @rule(
     check="C4",
     severity="error",
+    rank=r.ORDER,
+    title="the blocks of a row stand in another order",
+    fires="Three or more visible entries of a row differ from the declaration, and are the declared blocks of these "
+    "very places in another order.",
+    silent="Two entries in each other's place, which are two wrong entries (read_target_mismatch); rows in which a "
+    "block is missing or stands twice.",
+    sources=(r.PLAN_TABLES, r.DECLARATION),
+)
+def logical_order_mismatch(view: GroupView) -> Iterator[Finding]:
+    for row in np.flatnonzero(view.entries_differ.sum(axis=1) >= _MORE_THAN_AN_EXCHANGE).tolist():
+        places = view.entries_differ[row]
+        if np.array_equal(np.sort(view.tables[row, places]), np.sort(view.declared[row, places])):
+            yield _entry_finding(view, row, int(places.argmax()))
+
+
+@rule(
+    check="C4",
+    severity="error",
+    rank=r.TWICE,
+    title="a row leads to the same block twice",
+    fires="A visible entry that is not the declared one is a block of the pool that another visible entry of the row "
+    "is, too.",
+    silent="The null block; a block that the declaration itself has twice (bind_duplicate_block); the same block in "
+    "the rows of several requests, which share a prefix.",
+    sources=(r.PLAN_TABLES, "the rule that a block holds one logical index"),
+    invariant=True,
+)
+def read_duplicate_block(view: GroupView) -> Iterator[Finding]:
+    topology = view.step.bindings.topology
+    for row in np.flatnonzero(view.entries_differ.any(axis=1)).tolist():
+        seen = view.tables[row][view.visible[row]]
+        blocks, counts = np.unique(seen, return_counts=True)
+        twice = blocks[(counts > 1) & (blocks != topology.null_block_id) & (blocks >= 0)]
+        wrong = view.entries_differ[row] & np.isin(view.tables[row], twice[twice < topology.num_blocks])
+        if wrong.any():
+            yield _entry_finding(view, row, int(wrong.argmax()))
+
+
+@rule(
+    check="C4",
+    severity="error",
     rank=r.TARGET,
     title="logical block i is not the i-th declared block",
     fires="A visible entry of a block table differs from the declared block at the same index.",
@@ -154,6 +197,8 @@ READ_RULES = (
     read_null_block,
     read_row_request_mismatch,
     read_foreign_block,
+    logical_order_mismatch,
+    read_duplicate_block,
     read_target_mismatch,
     read_table_short,
 )

@@ -1,8 +1,9 @@
-"""C1 and C4 on whole rows: positions and lengths, the same for every group."""
+"""C1 and C4 on whole rows: offsets, positions and lengths, the same for every group; and groups without a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +23,53 @@ def _row_finding(view: StepView, row: int, expected: int, actual: int) -> Findin
         expected=expected,
         actual=actual,
     )
+
+
+@rule(
+    check="C1",
+    severity="fatal",
+    rank=r.TARGET,
+    title="a group has no plan",
+    fires="A group whose tables and slots are judged has none in what is handed to attention, though tokens are "
+    "scheduled: its layers store nothing, or the host fails.",
+    silent="Groups with other semantics, which need not have slots.",
+    sources=("the groups handed to attention", "the groups of the cache"),
+)
+def write_group_missing(view: StepView) -> Iterator[Finding]:
+    handed = {of.group_id for of in view.plan.groups}
+    for group in view.bindings.topology.groups:
+        if group.judged and group.group_id not in handed:
+            yield Finding(
+                reason="",
+                step=view.declaration.step,
+                trace_id=view.declaration.trace_id,
+                group_id=group.group_id,
+                expected=f"slots of {view.declaration.total_num_scheduled_tokens} tokens",
+                actual="no slots",
+                launch_fatal=True,
+            )
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.OFFSETS,
+    title="the offsets of the rows do not divide the batch",
+    fires="The query offsets do not begin at 0, go back from one row to the next, or do not end at the number of "
+    "tokens, so that a token belongs to no row or to another one.",
+    silent="A row of another length than declared between sound offsets (write_length_mismatch); estimated lengths.",
+    sources=(r.PLAN_OFFSETS, "the rule that they run from 0 to the number of tokens and never back"),
+    invariant=True,
+)
+def write_query_offsets_invalid(view: StepView) -> Iterator[Finding]:
+    starts, tokens = view.plan.query_start.tolist(), view.plan.num_tokens
+    for row, (start, end) in enumerate(pairwise(starts)):
+        if row == 0 and start != 0:
+            yield _row_finding(view, row, 0, start)
+        elif end < start:
+            yield _row_finding(view, row, start, end)
+        elif row == len(view.rows) - 1 and end != tokens:
+            yield _row_finding(view, row, tokens, end)
 
 
 @rule(
@@ -76,4 +124,10 @@ def write_length_mismatch(view: StepView) -> Iterator[Finding]:
             yield _row_finding(view, row, int(view.seq_lens[row]), int(view.plan.seq_lens[row]))
 
 
-ROW_RULES = (write_position_mismatch, read_length_exceeds_declared, write_length_mismatch)
+ROW_RULES = (
+    write_query_offsets_invalid,
+    write_position_mismatch,
+    read_length_exceeds_declared,
+    write_length_mismatch,
+)
+GROUP_RULES = (write_group_missing,)

@@ -75,17 +75,27 @@ PLAN_SLOTS = "the slots handed to attention"
 PLAN_TABLES = "the block tables handed to attention"
 PLAN_POSITIONS = "the positions handed to attention"
 PLAN_LENGTHS = "the lengths handed to attention"
+PLAN_OFFSETS = "the query offsets handed to attention"
 RECEIVED = "the SchedulerOutput that the worker received"
 HOST_ONLY = "what the device really accessed; kvscope sees the host's plan"
 
 OUTSIDE, NULL, RELEASED, FOREIGN_ROW, FOREIGN, COLLISION, POSITION, TARGET, LENGTH, SHORT, OTHER = range(10, 120, 10)
 RESERVED = RELEASED + 1
 FOREIGN_OWNER, SHARED, UNDECLARED = FOREIGN + 1, FOREIGN + 2, FOREIGN + 3
+OFFSETS = POSITION - 1
+ORDER, NEGATIVE, TWICE = TARGET - 3, TARGET - 2, TARGET - 1
+COUNT = SHORT + 1
 UNWRITTEN = SHORT + 5
 """Order of precedence where several reasons fit one access: outside cache, null block, released or reserved, foreign,
 target or length. Within a class the more telling reason stands first: a whole foreign row before a foreign block, the
-shifted position before the slot that follows from it. What the order does not name, such as contents, comes last.
+shifted position before the slot that follows from it, the order of a table before its entries. What the order does not
+name, such as contents, comes last.
 """
+
+
+def is_read(reason: str) -> bool:
+    """Whether a reason is about what attention reads, and not about where a token is stored."""
+    return reason.startswith(("read_", "logical_"))
 
 
 class RuleFunction(Generic[Subject]):

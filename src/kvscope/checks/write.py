@@ -120,7 +120,7 @@ def write_foreign_block(view: GroupView) -> Iterator[Finding]:
     invariant=True,
 )
 def write_slot_collision(view: GroupView) -> Iterator[Finding]:
-    order = np.argsort(view.slots, kind="stable")
+    order = np.argsort(view.slots[: view.slots.size - view.unmapped], kind="stable")
     ordered = view.slots[order]
     repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != PAD_SLOT)])
     wrong = view.slots != view.expected_slots
@@ -142,10 +142,53 @@ def write_slot_collision(view: GroupView) -> Iterator[Finding]:
 @rule(
     check="C1",
     severity="error",
+    rank=r.NEGATIVE,
+    title="a token has a negative slot",
+    fires="The slot of a real token is negative although the declaration gives it one; with -1 the kernels leave the "
+    "token out without a word, so that later ones read what nobody wrote.",
+    silent="Padding; tokens that are declared to be stored elsewhere, as on another context-parallel rank.",
+    sources=(r.PLAN_SLOTS, r.DECLARATION),
+)
+def write_slot_negative(view: GroupView) -> Iterator[Finding]:
+    for row, token in _first_of_each_row(view.step, (view.slots < 0) & (view.expected_slots >= 0)):
+        yield _token_finding(view, row, token)
+
+
+@rule(
+    check="C1",
+    severity="error",
+    rank=r.COUNT,
+    title="not every token has a slot",
+    fires="The slot mapping of a group ends before the tokens of the step, as declared or as planned, do.",
+    silent="A longer mapping: what is behind the tokens is padding (write_padding_slot_enabled).",
+    sources=(r.PLAN_SLOTS, r.DECLARATION),
+)
+def write_slot_count_mismatch(view: GroupView) -> Iterator[Finding]:
+    have, need = view.plan.slots.size, view.step.slots_needed
+    if have >= need:
+        return
+    is_planned = have < view.step.plan.num_tokens
+    row = view.step.token_row[have] if is_planned else np.searchsorted(np.cumsum(view.step.scheduled), have, "right")
+    yield Finding(
+        reason="",
+        step=view.step.declaration.step,
+        trace_id=view.step.declaration.trace_id,
+        request_id=view.step.plan.request_ids[int(row)],
+        row=int(row),
+        group_id=view.group.group_id,
+        token_index=have,
+        position=int(view.step.plan.positions[have]) if is_planned else None,
+        expected=need,
+        actual=have,
+    )
+
+
+@rule(
+    check="C1",
+    severity="error",
     rank=r.TARGET,
     title="a token has another slot than the declaration gives it",
-    fires="The slot differs from declared block of the position * block_size + offset, in a group that is judged; "
-    "slot -1, too, by which a real token is not stored at all.",
+    fires="The slot differs from declared block of the position * block_size + offset, in a group that is judged.",
     silent="Padding; rows whose computed length the host itself only estimates; groups with other semantics.",
     sources=(r.PLAN_SLOTS, r.DECLARATION),
 )
@@ -191,6 +234,8 @@ WRITE_RULES = (
     null_block_write,
     write_foreign_block,
     write_slot_collision,
+    write_slot_negative,
     write_target_mismatch,
+    write_slot_count_mismatch,
     write_padding_slot_enabled,
 )

@@ -11,7 +11,7 @@ from kvscope.events.envelope import Runs, given
 from kvscope.events.names import PLAIN, RequestNames, known
 from kvscope.events.ranges import Integers, from_ranges, from_runs, to_ranges, to_runs
 from kvscope.events.schema import BoundaryRecord, ReadRecord, TableRow, WriteRecord
-from kvscope.facts.plans import AgreedPlan, DummyRun, GroupSnapshot, Int32, Int64, PlanSnapshot
+from kvscope.facts.plans import AgreedPlan, DummyRun, GroupSnapshot, Int32, Int64, PersistentSlots, PlanSnapshot
 
 
 def write_read_records(
@@ -99,6 +99,8 @@ def _write_record(
             record.positions_rest = rest
     if full or not snapshot.exact:
         record.exact = snapshot.exact
+    if full or snapshot.first_offset:
+        record.first_offset = snapshot.first_offset
     if full:
         record.coordinates = "global"
         record.is_dummy = False
@@ -175,6 +177,7 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
         graph_mode=write.graph_mode,
         exact=given(write.exact, True),
         groups=[_group(write, read, index) for index in range(len(write.groups))],
+        first_offset=given(write.first_offset, 0),
     )
 
 
@@ -213,18 +216,45 @@ def _int32(values: Int64) -> Int32:
 
 
 def dummy_record(dummy: DummyRun) -> BoundaryRecord:
-    return BoundaryRecord(
+    groups = sorted(dummy.slots)
+    record = BoundaryRecord(
         kind="dummy",
         num_tokens=dummy.num_tokens,
-        groups=sorted(dummy.slots),
-        dummy_slots=[_one_row(dummy.slots[group_id]) for group_id in sorted(dummy.slots)],
+        groups=groups,
+        dummy_slots=[_one_row(dummy.slots[group_id]) for group_id in groups],
     )
+    if dummy.persistent:
+        rest = [dummy.persistent[group_id] for group_id in groups]
+        record.persistent_slots = [of.checked for of in rest]
+        if any(of.indexes.size for of in rest):
+            record.persistent_indexes = [_one_row(of.indexes) for of in rest]
+            record.persistent_enabled = [_one_row(of.slots) for of in rest]
+    if dummy.warm_up:
+        record.warm_up = True
+    return record
 
 
 def dummy_from(record: BoundaryRecord) -> DummyRun:
-    groups = zip(given(record.groups, []), given(record.dummy_slots, []), strict=True)
+    """The run that a record was made of.
+
+    Raises:
+        ValueError: its columns have different lengths, or hold no runs.
+    """
+    groups, checked = given(record.groups, []), given(record.persistent_slots, [])
+    nothing: list[Runs] = [[] for _ in checked]
+    indexes, enabled = given(record.persistent_indexes, nothing), given(record.persistent_enabled, nothing)
     return DummyRun(
-        slots={group_id: from_runs([runs]) for group_id, runs in groups}, num_tokens=given(record.num_tokens, 0)
+        slots={
+            group_id: from_runs([runs]) for group_id, runs in zip(groups, given(record.dummy_slots, []), strict=True)
+        },
+        num_tokens=given(record.num_tokens, 0),
+        persistent={
+            group_id: PersistentSlots(checked=count, indexes=from_runs([where]), slots=from_runs([slots]))
+            for group_id, count, where, slots in zip(groups, checked, indexes, enabled, strict=True)
+        }
+        if checked
+        else {},
+        warm_up=given(record.warm_up, False),
     )
 
 

@@ -153,6 +153,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
       bound of the computed tokens, so that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
+    ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
     """
 
     requests: list[RequestId]
@@ -175,6 +176,7 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
     is_dummy: bool | UnsetType = UNSET
     exact: bool | UnsetType = UNSET
+    first_offset: int | UnsetType = UNSET
 
 
 class TableRow(msgspec.Struct, kw_only=True):
@@ -212,7 +214,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind (draft tokens
       only where they differ, and then of every request); ``previous_step`` came before, if not the one before;
-    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request;
+    - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request, and how many
+      ``persistent_slots[group]`` behind them were looked at. Where any of these is on, ``persistent_indexes[group]``
+      are their places in the buffer and ``persistent_enabled[group]`` their slots. ``warm_up``, absent for no: the
+      worker made up requests, whose tokens are stored;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
       each got (null: the result does not say yet). Only where an ``update_input`` is not as it should be:
       ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
@@ -234,6 +239,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     num_tokens: int | UnsetType = UNSET
     groups: list[int] | UnsetType = UNSET
     dummy_slots: list[Runs] | UnsetType = UNSET
+    persistent_slots: list[Count] | UnsetType = UNSET
+    persistent_indexes: list[Runs] | UnsetType = UNSET
+    persistent_enabled: list[Runs] | UnsetType = UNSET
+    warm_up: bool | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
     result_trace_id: str | UnsetType | None = UNSET

@@ -53,21 +53,44 @@ class Plan(msgspec.Struct, kw_only=True, gc=False):
     graph_mode: str = "NONE"
     exact: bool = True
 
+    def group(self, index: int, group_id: int) -> GroupPlan | None:
+        """The plan of one group, which stands at ``index`` unless one before it is missing; None if there is none."""
+        if index < len(self.groups) and self.groups[index].group_id == group_id:
+            return self.groups[index]
+        return next((of for of in self.groups if of.group_id == group_id), None)
+
+
+class PersistentSlots(msgspec.Struct, kw_only=True, gc=False):
+    """What a runner's own buffer of slots holds behind those of a dummy run's tokens.
+
+    ``checked`` entries were looked at. ``indexes`` and ``slots``, ``int64 [n]``, are places in the buffer where a slot
+    is on that a graph over more tokens than the run has would store to, and these slots.
+    """
+
+    checked: int
+    indexes: Int64
+    slots: Int64
+
 
 class DummyRun(msgspec.Struct, kw_only=True, gc=False):
     """Slots of a run that serves no request (profiling, warm-up, capture, an idle data-parallel rank).
 
-    ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`.
+    ``slots[g]`` is ``int64 [tokens]`` of group ``g``; every entry must be :data:`PAD_SLOT`. ``persistent[g]`` is the
+    rest of the buffer that they stand in. In a ``warm_up`` the worker makes up requests, which do store their tokens,
+    in blocks that nobody must have.
     """
 
     slots: dict[int, Int64]
     num_tokens: int
+    persistent: dict[int, PersistentSlots] = msgspec.field(default_factory=dict)
+    warm_up: bool = False
 
 
 class GroupSnapshot(msgspec.Struct, kw_only=True, gc=False):
     """What is kept of a :class:`GroupPlan` after the hook: own copies, small enough to queue.
 
-    ``slots`` ``int64 [num_tokens]`` are the slots of the real tokens, ``padding_slots`` counts the entries behind
+    ``slots`` ``int64 [num_tokens]`` are the slots of the real tokens (fewer where the plan has not one for each),
+    ``padding_slots`` counts the entries behind
     them and ``padding_enabled`` ``int64 [n]`` holds those that are not :data:`PAD_SLOT`. ``table_blocks``,
     ``blocks_needed``, ``window_skipped`` are ``int32 [rows]``; ``digests`` ``uint64 [rows]`` is
     :func:`table_digest` over the entries ``window_skipped .. blocks_needed`` of each row. ``tables`` holds these
@@ -91,7 +114,8 @@ class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
 
     ``query_lens``, ``computed`` (tokens before this step, as the declaration has it), ``seq_lens`` are
     ``int32 [rows]``; ``first_positions`` and ``last_positions`` ``int64 [rows]``. ``positions`` is None where every
-    row is a run of consecutive positions, else ``int64 [num_tokens]``.
+    row is a run of consecutive positions, else ``int64 [num_tokens]``. ``first_offset`` is where the query offsets
+    begin: 0 in any sound plan.
     """
 
     step: int
@@ -107,6 +131,7 @@ class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
     graph_mode: str
     exact: bool
     groups: list[GroupSnapshot]
+    first_offset: int = 0
 
 
 class AgreedColumns(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -46,6 +46,8 @@ class StepRequests(msgspec.Struct, kw_only=True, gc=False):
     @property
     def table_bytes(self) -> int:
         """About what the tables that came whole occupy; what is appended to others is little."""
+        if not (self.new_blocks or self.resumed):
+            return 0
         blocks = sum(len(ids) for table in self.new_blocks for ids in table)
         if self.resumed:
             blocks += sum(len(ids) for table in self.cached_blocks if table is not None for ids in table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from ..checks.finding import Finding
 from ..checks.judge import judge_bind, judge_lifecycle, judge_result
@@ -35,6 +36,7 @@ class EngineJudge:
         self._lifecycle = Lifecycle()
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.isolation: Isolation | None = None
+        self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
@@ -46,12 +48,17 @@ class EngineJudge:
         self._mailboxes = run.mailboxes()
         self._posted: list[Finding] = []
 
+    def isolate_with(self, isolation: Isolation) -> None:
+        """Findings may end requests from now on; what the scheduler says of those gets another answer."""
+        self.isolation, self.answers = isolation, isolation.control.answer
+
     def next_step(self) -> tuple[int, str]:
         self._step += 1
         return self._step, self._trace_prefix + str(self._step)
 
     def on_schedule_begin(self) -> None:
-        self._act_if_due(self._step)
+        if self._latched is not None or self._mailboxes or self._run.pending or self._posted:
+            self._act_if_due(self._step)
         if not self._is_seen:
             self._after_unseen = True
             if self.pool is not None and self.pool.lost is None:
@@ -103,13 +110,13 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
-        if not (is_doubtful or self._bindings.doubtful):
+        if not (is_doubtful or self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
-        findings = judge_bind(declaration, self._bindings, run.parts) if self._bindings.doubtful else []
+        ledger = pool.ledger if pool is not None and pool.lost is None else None
+        findings = judge_bind(declaration, self._bindings, run.parts, ledger)
         if is_doubtful:
             findings += judge_lifecycle(declaration, self._lifecycle, run.parts)
         if findings:
-            ledger = pool.ledger if pool is not None and pool.lost is None else None
             run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
 
@@ -129,7 +136,7 @@ class EngineJudge:
         run = self._run
         step = declaration.step if declaration is not None else self._step
         result = result or _NOTHING
-        if declaration is not None and (result.load_failed or not declaration.is_empty):
+        if declaration is not None and (declaration.total_num_scheduled_tokens or result.load_failed):
             run.stream.put(
                 "update_input",
                 result,
@@ -140,11 +147,12 @@ class EngineJudge:
                 approx_bytes=64 * len(result.request_ids),
             )
             self._lifecycle.confirm(declaration, result)
-            if not declaration.is_empty:
+            if declaration.total_num_scheduled_tokens:
                 self._judge_result(declaration, result)
-        if self.pool is not None and declaration is not None and not declaration.is_empty:
-            self.pool.confirm(declaration, result)
-        self._act_if_due(step)
+                if self.pool is not None:
+                    self.pool.confirm(declaration, result)
+        if self._latched is not None or self._mailboxes or run.pending or self._posted:
+            self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
 
@@ -157,15 +165,11 @@ class EngineJudge:
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
-        told = self._run.pending[self._told_before :]
-        if told:
-            del self._run.pending[self._told_before :]
+        pending, before = self._run.pending, self._told_before
+        if len(pending) > before:
+            told = pending[before:]
+            del pending[before:]
             self._act(told, [])
-
-    def on_outputs(self, outputs: object) -> None:
-        """What the scheduler is about to say of the result; requests that were isolated get another answer there."""
-        if self.isolation is not None:
-            self.isolation.control.answer(outputs)
 
     def on_reset(self) -> None:
         """The host is about to drop all hashes, for which it wants all blocks back."""

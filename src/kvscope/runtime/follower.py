@@ -15,7 +15,8 @@ LOST = "allocator_gap"
 
 class PoolFollower:
     """What a worker knows of the pool. Once an operation is missing it knows nothing: ``sides`` is then two times None,
-    the checks that need the pool are counted as skipped, and all others go on.
+    the checks that need the pool are counted as skipped, and all others go on. ``doubtful``: the rules have to look at
+    the step, however well its plan agrees with its declaration.
     """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
@@ -23,11 +24,7 @@ class PoolFollower:
         self._ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
         self._legality = Legality(topology, self._ledger, bindings)
         self._seen: int | None = 0
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the rules have to look at the step, however well its plan agrees with its declaration."""
-        return self._seen is not None and self._legality.doubtful
+        self.doubtful = False
 
     @property
     def sides(self) -> tuple[BlockLedger, Legality] | tuple[None, None]:
@@ -37,17 +34,21 @@ class PoolFollower:
     def take(self, declaration: Declaration) -> None:
         """Take over the operations that led to a declaration, before it is bound."""
         if self._seen is None or declaration.operations_before != self._seen:
-            self._seen = None
+            self._seen, self.doubtful = None, False
             return
-        for operation in declaration.operations:
-            self._legality.take(operation)
-        self._seen += len(declaration.operations)
+        operations = declaration.operations
+        if operations:
+            for operation in operations:
+                self._legality.take(operation)
+            self._seen += len(operations)
 
     def advance(self, declaration: Declaration) -> None:
         """The declaration is bound."""
         if self._seen is not None:
-            if self._legality.advance(declaration):
-                self._legality.end_finished()
+            legality = self._legality
+            if legality.advance(declaration):
+                legality.end_finished()
+            self.doubtful = legality.doubtful
         elif declaration.requests.scheduled:
             self._run.coverage.skipped["C2", LOST] += len(declaration.requests.scheduled)
 

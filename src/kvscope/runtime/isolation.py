@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ..checks.catalog import RULES
 from ..checks.finding import Finding
+from ..checks.rule import is_read
 from ..events.names import RequestNames
 from ..logs import say
 from ..sinks.mailbox import ID_CHARACTERS
@@ -128,7 +129,7 @@ def _damages(finding: Finding) -> bool:
     """Whether what happened can have spoilt the block for all who have it: reading it does not."""
     if finding.reason in _SPOILS_CONTENT:
         return True
-    return not finding.reason.startswith("read_") and RULES[finding.reason].check not in _LEAVES_CONTENT
+    return not is_read(finding.reason) and RULES[finding.reason].check not in _LEAVES_CONTENT
 
 
 def take_due(findings: list[Finding], step: int) -> list[Finding]:

@@ -38,6 +38,7 @@ AUDITED_TABLES = 4
 """With it the tables of so many requests are held against ``req_to_blocks``, in turn."""
 MOST_OPERATIONS = 1 << 16
 """So many may wait for the next declaration, some for every request; beyond that it is not going to come."""
+_RELEASES = frozenset({facts.FREE, facts.HOLD})
 NOT_OBSERVED, HOOK_FAULT, UNSEEN_STEP = "pool_not_observed", "allocator_hook_fault", "scheduler_hook_fault"
 """Causes under which steps are counted that the pool is not followed in."""
 
@@ -69,6 +70,7 @@ class PoolJudge:
         self.holds = Holds()
         self.lost: str | None = NOT_OBSERVED
         self._run = run
+        self._bindings = bindings
         self._operations: list[PoolOperation] = []
         self._operations_before = 0
         self._fences = Fences()
@@ -77,7 +79,8 @@ class PoolJudge:
         self._audit_at = 0
         self._walk_at = 0
         self._to_audit: list[str] = []
-        self._faults_before = run.allocator_faults
+        self._faults = run.allocator_faults
+        self._faults_before = self._faults[0]
 
     def observe(self, host: HostPool) -> None:
         """From now on every operation is told, and ``host`` answers the audit. The pool has not been used yet."""
@@ -86,20 +89,22 @@ class PoolJudge:
     def take(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool has done something; nothing of it stands in the ledger yet."""
         run, ledger = self._run, self.ledger
-        if self._why_lost() is not None:
+        if self.lost is not None or self._faults[0] != self._faults_before:
             return
         findings = judge_pool(operation, ledger, trace_id, run.parts, in_flight=self._fences.blocks)
         if findings:  # said now, while the ledger still has what the operation is about to change
             self._report(findings, boundary)
         self.legality.take(operation)
         if operation.kind == facts.ALLOC:
-            operation.generations = ledger.generation_of(operation.block_ids).tolist()
-        self._report(judge_settled(operation, ledger, trace_id, run.parts), boundary)
+            operation.generations = ledger.generations(operation.block_ids)
+        findings = judge_settled(operation, ledger, trace_id, run.parts)
+        if findings:
+            self._report(findings, boundary)
         self._operations.append(operation)
         if len(self._operations) > MOST_OPERATIONS:
             self.lost, self._operations = UNSEEN_STEP, []
         self._fences.take(operation)
-        if operation.kind in {facts.FREE, facts.HOLD}:
+        if operation.kind in _RELEASES:
             self.holds.take(operation, ledger, monotonic_ns())
         run.coverage.pool_operations += 1
         step = operation.step if operation.scheduling else None
@@ -121,7 +126,8 @@ class PoolJudge:
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
-        if (lost := self._why_lost()) is not None:
+        if self.lost is not None or self._faults[0] != self._faults_before:
+            lost = self._why_lost() or HOOK_FAULT
             self._run.coverage.skipped["A", lost] += 1
             return
         declaration.operations_before = self._operations_before
@@ -131,7 +137,7 @@ class PoolJudge:
 
     def _why_lost(self) -> str | None:
         """``lost``, asked anew: after a fault of a hook the very next operation would be misjudged."""
-        if self.lost is None and self._run.allocator_faults != self._faults_before:
+        if self.lost is None and self._faults[0] != self._faults_before:
             self.lost = HOOK_FAULT
         return self.lost
 
@@ -144,18 +150,20 @@ class PoolJudge:
         findings: list[Finding] = []
         if legality.advance(declaration):
             content = judge_content(declaration, legality, self._run.parts)
-            self._report(content, "schedule")
+            if content:
+                self._report(content, "schedule")
             legality.end_finished()
         self._fences.declare(declaration)
         self._audit_in -= 1
         if self._audit_in <= 0 and self.host is not None:
             self._audit_in = AUDIT_EVERY_STEPS
             findings += self._audit(self.host, declaration)
-        if self.holds:
+        if self.holds.open:
             overdue = self.holds.overdue(self._last_returned, monotonic_ns())
             if overdue:
                 findings += judge_held(overdue, declaration, self.ledger, self._run.parts)
-        self._report(findings, "schedule")
+        if findings:
+            self._report(findings, "schedule")
         return bool(content or findings)
 
     def confirm(self, declaration: Declaration, result: StepResult | None) -> None:
@@ -198,11 +206,10 @@ class PoolJudge:
     def _next_tables(self, host: HostPool) -> dict[str, list[list[int]]]:
         """The host's tables of the requests whose turn it is."""
         if not self._to_audit:
-            self._to_audit = list(self.legality.live)
+            self._to_audit = list(self._bindings.live)
         turn, self._to_audit = self._to_audit[:AUDITED_TABLES], self._to_audit[AUDITED_TABLES:]
         tables = {request_id: host.table_of(request_id) for request_id in turn}
         return {request_id: table for request_id, table in tables.items() if any(table)}
 
     def _report(self, findings: list[Finding], boundary: str) -> None:
-        if findings:
-            self._run.report(findings, "allocator", boundary, ledger=self.ledger)
+        self._run.report(findings, "allocator", boundary, ledger=self.ledger)

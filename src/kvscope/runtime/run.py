@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Literal, Protocol
@@ -52,7 +53,8 @@ class HookBook(Protocol):
 
     def seams_absent(self) -> dict[str, str]: ...
 
-    def allocator_faults(self) -> int: ...
+    @property
+    def allocator_faults(self) -> list[int]: ...
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
@@ -87,13 +89,12 @@ class Run:
         self._versions = versions
         self._folds = FindingFolds()
         self._state_due = 0.0
-        self._stream: Stream | None = None
         self._coverage_due = 0.0
 
     @property
-    def allocator_faults(self) -> int:
-        """Faults of the hooks of the block pool in this process."""
-        return self._hooks.allocator_faults()
+    def allocator_faults(self) -> list[int]:
+        """Faults of the hooks of the block pool in this process: a list of one number, which goes on counting."""
+        return self._hooks.allocator_faults
 
     @property
     def process(self) -> str:
@@ -102,21 +103,24 @@ class Run:
             return "all" if "frontend" in self.roles else "engine"
         return "worker" if "worker" in self.roles else "frontend"
 
-    @property
+    @cached_property
     def stream(self) -> Stream:
         """Where records go; made on first use, so that a process which has nothing to say makes no file."""
-        if self._stream is None:
-            self._stream = Stream(
-                Path(self.config.output.dir),
-                self.run_id,
-                self.process,
-                self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
-                output=self.config.output,
-                identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
-                names=self.names,
-            )
-            self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
-        return self._stream
+        self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
+        return Stream(
+            Path(self.config.output.dir),
+            self.run_id,
+            self.process,
+            self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
+            output=self.config.output,
+            identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
+            names=self.names,
+        )
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether this process has had something to say."""
+        return "stream" in self.__dict__
 
     @property
     def engine_id(self) -> str:
@@ -253,7 +257,7 @@ class Run:
         """Write the last findings, the last coverage and what is queued, and end this process' stream. A second call
         does nothing.
         """
-        if self._stream is not None and not self.is_closed:
+        if self.has_stream and not self.is_closed:
             self.is_closed = True
             for last in self._folds.take_unwritten():
                 finding = last.finding
@@ -261,7 +265,7 @@ class Run:
                 violation = self._violation(finding, repeats)
                 self.stream.violation(violation, component=last.component, boundary=last.boundary)
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
-            self._stream.close()
+            self.stream.close()
 
     def mailboxes(self) -> list[MailboxReader]:
         """The mailboxes of this engine's workers that live in processes of their own, on this host."""

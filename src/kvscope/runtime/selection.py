@@ -25,6 +25,7 @@ def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Pla
     starts = plan.query_start
     lengths = np.diff(starts)[rows]
     tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows]) if rows.size else rows
+    tokens = tokens[(tokens >= 0) & (tokens < plan.num_tokens)]  # offsets that do not fit: write_query_offsets_invalid
     query_start = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lengths, out=query_start[1:])
     return Plan(
@@ -40,9 +41,10 @@ def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Pla
 
 
 def _select(group: GroupPlan, rows: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GroupPlan:
+    mapped = tokens[tokens < group.slots.size]  # not all, where the mapping is too short
     return GroupPlan(
         group_id=group.group_id,
         tables=group.tables[rows],
         table_blocks=group.table_blocks[rows],
-        slots=np.concatenate((group.slots[tokens], group.slots[num_tokens:])),
+        slots=np.concatenate((group.slots[mapped], group.slots[num_tokens:])),
     )

@@ -31,13 +31,14 @@ def take_snapshot(step: StepView, groups: Sequence[GroupView], *, spell_tables: 
         query_lens=query_lens,
         first_positions=first,
         last_positions=last,
-        positions=None if step.positions_agree and plan.exact else plan.positions.copy(),
+        positions=None if step.positions_agree and plan.exact and step.offsets_agree else plan.positions.copy(),
         computed=step.computed.astype(np.int32),
         seq_lens=plan.seq_lens.copy(),
         num_tokens=plan.num_tokens,
         graph_mode=plan.graph_mode,
         exact=plan.exact,
         groups=[_group(group, spell_tables) for group in groups],
+        first_offset=0 if step.single else int(plan.query_start[0]),
     )
 
 
@@ -45,7 +46,7 @@ def _group(view: GroupView, spell_tables: bool) -> GroupSnapshot:
     batch = view.batch
     return GroupSnapshot(
         group_id=view.group.group_id,
-        slots=view.slots.copy(),
+        slots=view.slots[: view.slots.size - view.unmapped].copy(),
         padding_slots=view.padding.size,
         padding_enabled=view.padding[view.padding != PAD_SLOT] if view.padding.size else view.padding.copy(),
         table_blocks=view.plan.table_blocks.copy(),

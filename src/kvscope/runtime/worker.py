@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from ..checks.agreement import agreed_plan
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
@@ -45,11 +47,11 @@ class WorkerJudge:
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
         self._current: Declaration | None = None
+        self._in_step = False  # a message is being carried out, with a declaration or without
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
         self._next_step: int | None = None  # None: not known, since the message before was not seen as it came
-        self._met = False
         self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
@@ -66,7 +68,12 @@ class WorkerJudge:
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
-        return self._current is None or self._current.is_empty
+        return self._current is None or not self._current.total_num_scheduled_tokens
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether slots made now are those of requests that the worker has made up, before the first step."""
+        return self._bindings is not None and not self._in_step and not self._last_step
 
     @property
     def due_result(self) -> str | None:
@@ -74,12 +81,12 @@ class WorkerJudge:
         return self._result_of.trace_id if self._result_of is not None else None
 
     def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
+        self._in_step = True
         if self._bindings is None:
             return
         run, declared, pool, step = self._run, declaration.requests, self._pool, declaration.step
         previous = None if self._next_step is None or step == self._next_step else self._next_step - 1
         self._next_step = step + 1 if previous is None else max(step, previous) + 1
-        self._met = True
         if pool is not None:
             pool.take(declaration)
         self._bindings.apply(declared)
@@ -122,8 +129,8 @@ class WorkerJudge:
 
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
+        self._in_step = True
         self._current = self._result_of = self._next_step = None
-        self._met = True
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
@@ -141,17 +148,17 @@ class WorkerJudge:
         self._current = None
 
     def on_launched(self) -> None:
-        self._left()
+        self._leave()
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
 
-    def _left(self) -> None:
+    def _leave(self) -> None:
         """A step has left the worker. If it was not seen as it came, nobody knows what is to come next."""
-        if not self._met:
+        if not self._in_step:
             self._next_step = None
-        self._met = False
+        self._in_step = False
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:
@@ -190,12 +197,16 @@ class WorkerJudge:
             step = StepView(
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
-            groups = [step.group(batch) for batch in self._groups]
+            groups = step.groups(self._groups)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
             snapshot = take_snapshot(step, groups, spell_tables=self._spell_tables)
             self._record(snapshot, len(step.rows), judged.num_tokens)
+            if len(groups) < self._judged_groups:
+                self._run.coverage.skipped["plan", "group_missing"] += len(step.rows) * (
+                    self._judged_groups - len(groups)
+                )
         self._accounted = True
         scheduled = declaration.requests.scheduled
         left_out = len(scheduled) - len(judged.request_ids)
@@ -210,7 +221,7 @@ class WorkerJudge:
             return
         self._run.stream.put(
             "dummy",
-            DummyRun(slots={g: s.copy() for g, s in run.slots.items()}, num_tokens=run.num_tokens),
+            msgspec.structs.replace(run, slots={group: slots.copy() for group, slots in run.slots.items()}),
             component="runner",
             boundary="dummy",
             after_step=self._last_step,
@@ -220,9 +231,13 @@ class WorkerJudge:
         if findings:
             self._report(findings, "runner", "dummy")
 
+    def on_dummy_skipped(self, cause: str) -> None:
+        """A run that serves no request cannot be looked at."""
+        self._run.coverage.skipped["dummy", cause] += 1
+
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
-        if declaration is None or declaration.is_empty or result is None:
+        if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
         self._run.stream.put(
             "worker_result",
@@ -233,10 +248,11 @@ class WorkerJudge:
             trace_id=declaration.trace_id,
             approx_bytes=64 * len(result.request_ids),
         )
-        self._run.cover("worker", "worker_result")
+        if "engine" not in self._run.roles:  # which says it for both
+            self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
-        self._left()
+        self._leave()
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
@@ -245,7 +261,7 @@ class WorkerJudge:
             self._run.close()
 
     def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
-        coverage, groups = self._run.coverage, len(self._groups)
+        coverage, groups = self._run.coverage, len(plan.groups)
         coverage.rows += rows * groups
         for kind in self._unjudged_kinds:
             coverage.skipped["plan", f"semantics:{kind}"] += rows

@@ -122,17 +122,19 @@ class Stream:
             self._cells[C_PRODUCED] = self._produced
             writer = self._writer
             waiting_bytes = self._entered_bytes - writer.done_bytes + approx_bytes
+            queue = self._queue
+            waiting = len(queue)
             if not self._accepting:
                 self._drop("closed", weight)
-            elif len(self._queue) >= self._queue_records:
+            elif waiting >= self._queue_records:
                 self._drop("queue_records", weight)
             elif waiting_bytes > self._queue_bytes:
                 self._drop("queue_bytes", weight)
             else:
                 self._entered += 1
                 self._entered_bytes += approx_bytes
-                self._queue.append(entry)
-                if waiting_bytes > self._queue_bytes >> 1 or len(self._queue) > self._queue_records >> 1:
+                queue.append(entry)
+                if waiting_bytes > self._queue_bytes >> 1 or waiting >= self._queue_records >> 1:
                     writer.wake()
 
     def _drop(self, cause: str, weight: int) -> None:

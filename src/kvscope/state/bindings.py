@@ -82,6 +82,11 @@ class Bindings:
         self._free_rows: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
         self._rows_of: dict[tuple[str, ...], npt.NDArray[np.intp]] = {}
 
+    @property
+    def num_judged(self) -> int:
+        """How many groups there are whose tables mean what the rules take them to mean."""
+        return len(self._judged)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
 

@@ -89,6 +89,14 @@ class BlockColumns:
         """How often each block has been handed out, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, GENERATION)
 
+    def generations(self, block_ids: Sequence[int]) -> list[int]:
+        """:meth:`generation_of` as a list ``[n]``."""
+        if len(block_ids) > COUNTED_ONE_BY_ONE:
+            generations: list[int] = self._column(block_ids, GENERATION).tolist()
+            return generations
+        cells, end = self._cells, self.num_blocks
+        return [cells[(block << SHIFT) + GENERATION] if 0 <= block < end else NONE for block in block_ids]
+
     def references_of(self, block_ids: Ids) -> Int32:
         """References of each block as the operations add up, ``int32 [n]``; -1 outside the pool."""
         return self._column(block_ids, REFERENCES)

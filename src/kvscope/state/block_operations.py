@@ -32,7 +32,7 @@ from .block_columns import (
 from .shares import Holder, Holders, Shares
 from .written_prefix import WrittenPrefix
 
-ALLOCATED_ONE_BY_ONE, FREED_ONE_BY_ONE = 28, 80
+ALLOCATED_ONE_BY_ONE, FREED_ONE_BY_ONE, CACHED_ONE_BY_ONE = 28, 80, 28
 """Up to so many blocks single numbers are faster than arrays."""
 
 _CODES = {cause: code for code, cause in enumerate(facts.CAUSES)}
@@ -287,8 +287,20 @@ class BlockOperations(WrittenPrefix):
 
     def _cache(self, operation: PoolOperation, step: int) -> None:
         del step  # nothing is written
-        rows, where = self._rows, np.array(operation.block_ids)
-        counts, tokens = operation.hash_counts, operation.hash_tokens
+        block_ids, counts, tokens = operation.block_ids, operation.hash_counts, operation.hash_tokens
+        if (
+            len(block_ids) <= CACHED_ONE_BY_ONE
+            and counts is not None
+            and tokens is not None
+            and len(counts) == len(tokens) == len(block_ids)
+        ):
+            cells = self._cells
+            for block, count, covered in zip(block_ids, counts, tokens, strict=True):
+                at = block << SHIFT
+                cells[at + HASHES] = min(max(count, 0), LARGEST)
+                cells[at + HASH_TOKENS] = min(max(covered, 0), LARGEST)
+            return
+        rows, where = self._rows, np.array(block_ids)
         if counts is not None and len(counts) == len(where):
             rows[where, HASHES] = _bounded(counts)
         else:

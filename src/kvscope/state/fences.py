@@ -50,7 +50,8 @@ class Fences:
 
     def returned(self, step: int) -> None:
         """The result of a step is there, and with it all before it are over."""
-        while self._in_flight and self._in_flight[0].step <= step:
-            self._in_flight.popleft()
+        in_flight = self._in_flight
+        while in_flight and in_flight[0].step <= step:
+            in_flight.popleft()
         if self.blocks and min(self.blocks.values()) <= step:
             self.blocks = {block: last for block, last in self.blocks.items() if last > step}

@@ -27,37 +27,34 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Holds:
-    """The open holds of one pool, by request. Each is named as overdue once."""
+    """The holds of one pool. ``open`` has each by its request, with its time; it is named as overdue once."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[PoolOperation, int]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
+        self.open: dict[str, tuple[PoolOperation, int]] = {}
 
     def take(self, operation: PoolOperation, ledger: BlockLedger, now_ns: int) -> None:
         """Take over a hold, or a release that may end one; the ledger has it already."""
         request_id = operation.request_id
         if operation.kind == facts.HOLD:
             if request_id is not None and operation.cause != facts.CAUSE_COPY:
-                self._open[request_id] = (operation, now_ns)
-        elif self._open:
-            ended = [request_id] if request_id is not None else list(self._open)
+                self.open[request_id] = (operation, now_ns)
+        elif self.open:
+            ended = [request_id] if request_id is not None else list(self.open)
             for name in ended:
-                if name in self._open and not ledger.has_given_up(name):
-                    del self._open[name]
+                if name in self.open and not ledger.has_given_up(name):
+                    del self.open[name]
 
     def overdue(self, last_returned: int, now_ns: int) -> list[Held]:
         """The holds that have lasted longer than they may, which are forgotten with that."""
         late: list[Held] = []
-        for request_id, (operation, since_ns) in list(self._open.items()):
+        for request_id, (operation, since_ns) in list(self.open.items()):
             if operation.cause == facts.CAUSE_DEFERRED:
                 is_late, limit = last_returned - operation.step > DEFERRED_LIMIT_STEPS, f"{DEFERRED_LIMIT_STEPS} steps"
             else:
                 is_late = now_ns - since_ns > CONNECTOR_LIMIT_SECONDS * 10**9
                 limit = f"{CONNECTOR_LIMIT_SECONDS} s"
             if is_late:
-                del self._open[request_id]
+                del self.open[request_id]
                 late.append(
                     Held(
                         request_id=request_id,

@@ -31,8 +31,7 @@ from .visibility import relied_on
 
 __all__ = ["Exceeded", "Legality", "SharedWrite", "Unwritten"]
 
-_REMEMBERED_ABORTED, _REMEMBERED_STEPS = 4096, 64
-_NOTHING: frozenset[int] = frozenset()
+_REMEMBERED_ABORTED, _REMEMBERED_STEPS, _NOTHING = 4096, 64, frozenset[int]()
 _FLUSHES = frozenset({facts.FREE, facts.HOLD, facts.CACHE})
 _OF_RUNNING_REQUESTS = frozenset({facts.ALLOC, facts.CACHE})
 
@@ -45,6 +44,7 @@ class Legality:
     generation that it knew; it lasts until the request is bound anew or gone. All else is about the step that was
     advanced to last: ``unwritten`` (a request that comes in relies on what nobody wrote), ``gaps`` (a request goes on
     behind what it wrote), ``shared``, ``exceeded``, ``hits``, ``interval`` (the operations since the step before).
+    ``doubtful``: a plan of this step cannot be right, however well it agrees with its declaration.
 
     ``aborted`` has blocks, with their generation, that a step was to write whose result never came.
     """
@@ -67,25 +67,16 @@ class Legality:
         self.hits = Hits(ledger, self._releases)
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
+        self._has_others = self.doubtful = self._examined = False
         self._finished: Collection[str] = ()
         self._returned = 0
         self._on_their_way: deque[tuple[int, dict[str, int]]] = deque(maxlen=_REMEMBERED_STEPS)
         self._tables: list[Table] | None = None
         self._is_forgiven = False
 
-    @property
-    def live(self) -> Iterable[str]:
-        """Requests that have a declared table."""
-        return self._bindings.live
-
     def loaded_tokens(self, request_id: str) -> int:
         """How many tokens a receive has brought to a request, from its first one on."""
         return self._loaded.get(request_id, 0)
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether a plan of this step cannot be right, however well it agrees with its declaration."""
-        return bool(self.stale or self.unwritten or self.gaps or self.shared)
 
     def take(self, operation: PoolOperation) -> None:
         """Take over one operation of the pool, before the declaration that it led to is bound."""
@@ -94,32 +85,41 @@ class Legality:
         self.hits.take(operation)
         self._releases.apply(operation)
         self._taken.append(operation)
+        self._has_others |= operation.kind not in _OF_RUNNING_REQUESTS
 
     def advance(self, declaration: Declaration) -> bool:
         """Take over a declaration that the bindings have just taken over.
 
         False: there is nothing for the rules to look at. The same requests go on by one token each and have all that
-        they need for it, and the pool did nothing.
+        they need for it, and the pool did nothing but give them blocks and hash what they filled.
         """
-        self.interval, taken = self._taken or (), self._taken
-        if taken:
-            self._taken = []
-        if self.unwritten or self.gaps or self.shared or self.exceeded:
+        has_others = self._has_others
+        if self._taken:
+            self.interval, self._taken, self._has_others = self._taken, [], False
+        elif self.interval:
+            self.interval = ()
+        examined, self._examined = self._examined, False
+        if examined or self.exceeded:
             self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
+            self.doubtful = bool(self.stale)
         requests = declaration.requests
         if requests.scheduled:
             self.step = declaration.step
             self._on_their_way.append((declaration.step, requests.scheduled))
         if (
             self._bindings.went_on
-            and not (taken and any(o.kind not in _OF_RUNNING_REQUESTS for o in taken))
+            and not has_others
             and not (declaration.copies or declaration.zero_blocks)
             and self._progress.goes_on(declaration)
         ):
+            if examined:
+                self.hits.advance()
             if self._progress.filled:
                 self._declare_filled(declaration.step)
-            return bool(taken or self.stale or self.exceeded or self.aborted)
+            return bool(self.stale or self.exceeded or self.aborted)
         self._advance(declaration)
+        self._examined = True
+        self.doubtful = bool(self.stale or self.unwritten or self.gaps or self.shared)
         return True
 
     def _advance(self, declaration: Declaration) -> None:

@@ -46,7 +46,7 @@ from kvscope.events.codec import (
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
-from kvscope.facts.plans import DummyRun, Plan
+from kvscope.facts.plans import DummyRun, PersistentSlots, Plan
 from kvscope.facts.requests import BlockIds, Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
@@ -66,6 +66,12 @@ TOPOLOGY = Topology(
     groups=(Group(group_id=0, kind=FULL_ATTENTION, block_size=16, kernel_block_size=16, layers=2),),
 )
 PARTS: tuple[Part, ...] = ("kv_trace", "kv_guard_config")
+
+
+def behind_tokens(tokens: int, slots: tuple[int, ...]) -> PersistentSlots:
+    """The rest of a slot buffer, which begins with these slots and is off otherwise."""
+    indexes = np.arange(tokens, tokens + len(slots))
+    return PersistentSlots(checked=64, indexes=indexes, slots=np.array(slots, np.int64))
 
 
 def _undamaged(_fact: object) -> None:
@@ -207,7 +213,8 @@ class TraceBuilder:
         if self.observed is not None:
             now_ns = self.engine.clock(declaration.step)
             self._violations(self.engine, self.observed.declare(declaration, now_ns))
-        self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts))
+        ledger = self.observed.scheduler.ledger if self.observed is not None else None
+        self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts, ledger))
         if self._lifecycle.take(declaration):
             self._violations(self.engine, judge_lifecycle(declaration, self._lifecycle, self.parts))
         for rank, stream in enumerate(self.workers):
@@ -237,10 +244,14 @@ class TraceBuilder:
         self.engine.write(record, "allocator", f"pool.{operation.kind}", after=operation.step)
         self._violations(self.engine, findings)
 
-    def dummy(self, slots: Mapping[int, list[int]]) -> None:
-        """A run that serves no request, after the last step, in every worker."""
+    def dummy(self, slots: Mapping[int, list[int]], *, behind: tuple[int, ...] = (), warm_up: bool = False) -> None:
+        """A run that serves no request, after the last step, in every worker. ``behind`` are slots of the first group
+        that stand at the beginning of the rest of its buffer.
+        """
         arrays = {group: np.array(values, np.int64) for group, values in slots.items()}
-        run = DummyRun(slots=arrays, num_tokens=max(map(len, slots.values())))
+        tokens = max(map(len, slots.values()))
+        persistent = {group: behind_tokens(tokens, () if group else behind) for group in slots}
+        run = DummyRun(slots=arrays, num_tokens=tokens, persistent=persistent, warm_up=warm_up)
         for rank, stream in enumerate(self.workers):
             stream.write(dummy_record(run), "runner", "runner_v1.dummy", after=self.step_number)
             ledger, _ = self._sides(rank)
@@ -286,7 +297,7 @@ class TraceBuilder:
         damage_plan(plan)
         findings = judge_batch(declaration, plan, self.parts)
         view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
-        groups = [view.group(batch) for batch in self._batches[rank]]
+        groups = view.groups(self._batches[rank])
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
         snapshot = take_snapshot(view, groups, spell_tables=self._full)
         for record_ in write_read_records(snapshot, self.names, full=self._full, block_sizes=sizes):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope.analysis.reader import Trace
-from kvscope.analysis.replay import NO_DECLARATION, NO_TABLE, PARTIAL, Replay
+from kvscope.analysis.replay import GROUP_MISSING, NO_DECLARATION, NO_TABLE, PARTIAL, Replay
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
@@ -124,6 +124,8 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "bind_null_block_declared": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 0)),
     "bind_duplicate_block": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 1)),
     "bind_block_shortfall": declared(lambda d: d.requests.new_blocks[0][0].pop() and None),
+    "bind_copy_conflict": declared(lambda d: setattr(d, "copies", [(1, 4), (2, 4)])),
+    "bind_zero_conflict": declared(lambda d: setattr(d, "zero_blocks", [1, 0])),
     "handover_request_mismatch": received(lambda r: r.scheduled.__setitem__("r1", 39)),
     "handover_delta_mismatch": received(lambda r: r.new_blocks[0][0].__setitem__(0, 9)),
     "handover_spec_mismatch": warmed({"received_drafts": Drafts(spec_tokens={"r1": 2}, invalid_spec_tokens={})}),
@@ -138,6 +140,12 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "read_length_exceeds_declared": plan(lambda p: p.seq_lens.__setitem__(0, 60)),
     "write_length_mismatch": plan(lambda p: p.seq_lens.__setitem__(0, 30)),
     "write_outside_cache": plan(slot(64 * 16)),
+    "write_query_offsets_invalid": plan(lambda p: p.query_start.__setitem__(2, 1)),
+    "write_group_missing": plan(lambda p: p.groups.clear()),
+    "write_slot_negative": plan(slot(-1)),
+    "write_slot_count_mismatch": plan(lambda p: setattr(p.groups[0], "slots", p.groups[0].slots[:1])),
+    "logical_order_mismatch": plan(lambda p: p.groups[0].tables.__setitem__((0, slice(0, 3)), [2, 3, 1])),
+    "read_duplicate_block": plan(lambda p: p.groups[0].tables.__setitem__((0, 2), 1)),
     "null_block_write": plan(slot(3)),
     "write_foreign_block": plan(slot(67)),
     "write_slot_collision": prefill_collision,
@@ -149,6 +157,7 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "read_foreign_block": plan(entry(4)),
     "read_target_mismatch": plan(entry(50)),
     "read_table_short": plan(lambda p: p.groups[0].table_blocks.__setitem__(0, 1)),
+    "dummy_persistent_slot_enabled": lambda b: (warm(b), b.dummy({0: [-1, -1]}, behind=(17,)), None)[2],
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
     "result_trace_mismatch": returned(trace_id="run-2"),
     "result_request_mapping": returned(rows={"r1": 1, "r2": 0}),
@@ -183,7 +192,8 @@ def test_replay_finds_what_was_found_live(tmp_path: Path, reason: str, layout: d
     assert reason in found
     assert replay.findings.keys[REPLAY] == replay.findings.keys[LIVE]
     assert (verdict.word, verdict.exit_code, verdict.agree) == (FINDINGS, 1, True)
-    assert replay.coverage.audited == replay.coverage.scheduled > 0
+    assert replay.coverage.skipped.keys() == ({GROUP_MISSING} if reason == "write_group_missing" else set())
+    assert replay.coverage.audited + replay.coverage.skipped.total() == replay.coverage.scheduled > 0
 
 
 @pytest.mark.parametrize("topology", [None, HYBRID], ids=["full", "hybrid"])

@@ -40,7 +40,7 @@ class Engine:
         if self.judge.pool is not None:
             self.judge.pool.observe(PoolReader(self.judge, self.scheduler))
         self.control = SchedulerControl(self.scheduler)
-        self.judge.isolation = Isolation(self.control, self.run.names, self.judge.pool)
+        self.judge.isolate_with(Isolation(self.control, self.run.names, self.judge.pool))
 
     @property
     def isolation(self) -> Isolation:

@@ -15,7 +15,11 @@ torch = pytest.importorskip("torch")
 
 # Request state rows 3 and 1 are rows 0 and 1 of the batch; two groups of cache; one padded token.
 RUNNER = SimpleNamespace(
-    block_tables=SimpleNamespace(num_blocks=SimpleNamespace(np=np.array([[9, 1, 9, 2], [9, 3, 9, 4]], np.int32))),
+    block_tables=SimpleNamespace(
+        num_blocks=SimpleNamespace(np=np.array([[9, 1, 9, 2], [9, 3, 9, 4]], np.int32)),
+        slot_mappings=torch.tensor([[20, 21, 55, -1, -1, -1], [68, 69, 87, -1, -1, 30]]),
+    ),
+    pcp_manager=None,
     num_speculative_steps=0,
     scheduler_config=SimpleNamespace(async_scheduling=True),
 )
@@ -51,6 +55,11 @@ def test_a_plan_is_the_batch_in_its_own_order(by_name: bool) -> None:
     assert [group.slots.tolist() for group in plan.groups] == [[20, 21, 55, -1], [68, 69, 87, -1]]
 
 
+def test_a_group_that_has_no_tables_or_no_slots_is_missing_in_the_plan() -> None:
+    for tables, slots in ((TABLES[:1], SLOTS), (TABLES, SLOTS[:1])):
+        assert [group.group_id for group in runner_v2.read_plan(RUNNER, BATCH, tables, slots).groups] == [0]
+
+
 def test_lengths_of_asynchronous_speculative_decoding_are_estimates() -> None:
     speculating = SimpleNamespace(**{**vars(RUNNER), "num_speculative_steps": 2})
     assert not runner_v2.read_plan(speculating, BATCH, TABLES, SLOTS).exact
@@ -65,9 +74,28 @@ def test_a_dummy_run_is_all_slots_that_are_handed_on() -> None:
         0: [20, 21, 55, -1],
         1: [68, 69, 87, -1],
     }
+    assert {group: (rest.checked, rest.indexes.tolist(), rest.slots.tolist()) for group, rest in run.persistent.items()}
+    assert [(rest.checked, rest.indexes.tolist(), rest.slots.tolist()) for rest in run.persistent.values()] == [
+        (2, [], []),
+        (2, [5], [30]),
+    ]
 
 
-def test_a_dummy_run_on_a_device_is_left_alone() -> None:
+def test_a_dummy_run_on_a_device_is_left_alone_and_counted() -> None:
     observer = told()
     runner_v2.after_prepare_dummy_attn(observer, RUNNER, (), {}, (TABLES, SLOTS.to("meta")))
-    assert observer.calls == []
+    runner_v2.after_capture(observer, RUNNER, (), {}, 0)
+    assert observer.calls == [("on_dummy_skipped", ("device_tensors",)), ("on_dummy_skipped", ("graph_capture",))]
+
+
+@pytest.mark.parametrize("warming_up", [True, False])
+def test_outside_a_step_only_what_a_warm_up_stores_is_read(warming_up: bool) -> None:
+    observer = Told(expects_no_plan=True, is_warming_up=warming_up)
+    runner_v2.after_prepare_attn(observer, RUNNER, (BATCH,), {}, (TABLES, SLOTS))
+    assert observer.names == ["on_dummy"] * warming_up
+    if warming_up:
+        ((_, (run,)),) = observer.calls
+        assert (run.warm_up, run.num_tokens, run.slots[1].tolist()) == (True, 4, [68, 69, 87, -1])
+    observer = Told(expects_no_plan=True, is_warming_up=warming_up)
+    runner_v2.after_prepare_attn(observer, RUNNER, (BATCH,), {}, (TABLES, SLOTS.to("meta")))
+    assert observer.calls == [("on_dummy_skipped", ("device_tensors",))] * warming_up

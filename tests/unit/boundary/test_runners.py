@@ -109,8 +109,64 @@ def test_tensors_elsewhere_are_not_touched_but_counted(on_host: bool) -> None:
 
 
 def test_outside_a_step_nothing_is_read() -> None:
-    observer = Told(expects_no_plan=True)
-    runner_v1.after_slot_mappings(observer, None, (), {}, ({0: None}, None))
+    observer = Told(expects_no_plan=True, is_warming_up=False)
+    runner_v1.after_slot_mappings(observer, V1(), (), {}, ({0: np.zeros(3)}, None))
+    runner_v1.after_slot_mappings(observer, V1(), (), {}, ({}, None))
     runner_v1.after_slot_mappings(observer, None, (), {}, (None, None))
     runner_v2.after_prepare_attn(observer, None, (), {}, None)
     assert observer.calls == []
+
+
+class Dummy(V1):
+    """A runner whose last real step had four tokens, with two groups, of which one has no slots of its own."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.input_batch.block_table = [self.input_batch.block_table.block_tables[0], input_batch(6)]
+        self.input_batch.block_table[1] = self.input_batch.block_table[1].block_table.block_tables[0]
+        for number, table in enumerate(self.input_batch.block_table):
+            table.slot_mapping.gpu = torch.tensor([40, 41, 42, 43, -1, -1, -1, -1]) + number
+            table.slot_mapping.gpu[4:] = -1
+            table.slot_mapping.gpu = table.slot_mapping.gpu.to(device)
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None, None])
+
+    def run(self, observer: Any, padded: int, change: Any = len, **kwargs: Any) -> None:
+        """One token, padded to so many."""
+        runner_v1.before_dummy_run(observer, self, (1,), kwargs)
+        buffers = [table.slot_mapping.gpu for table in self.input_batch.block_table]
+        handed = {number: buffer[:padded] for number, buffer in enumerate(buffers)}
+        runner_v1.after_slot_mappings(observer, self, (), {}, (handed, None))
+        for mapping in handed.values():
+            mapping.fill_(-1)
+        change(buffers)
+        runner_v1.after_dummy_run(observer, self, (1,), kwargs, None)
+
+
+def rest_of(observer: Told) -> list[tuple[int, list[int], list[int]]]:
+    ((name, (run,)),) = observer.calls
+    assert (name, run.num_tokens, [slots.tolist() for slots in run.slots.values()]) == ("on_dummy", 1, [[-1], [-1]])
+    return [(rest.checked, rest.indexes.tolist(), rest.slots.tolist()) for rest in run.persistent.values()]
+
+
+def test_what_a_real_step_left_behind_the_padding_of_a_dummy_run_is_nobodys_fault() -> None:
+    observer = Told(expects_no_plan=True)
+    Dummy().run(observer, 2)
+    assert rest_of(observer) == [(7, [], []), (7, [], [])]
+
+
+@pytest.mark.parametrize("index", [1, 3, 7])
+def test_a_slot_that_a_dummy_run_switches_on_is_seen_anywhere(index: int) -> None:
+    observer = Told(expects_no_plan=True)
+    Dummy().run(observer, 2, lambda buffers: buffers[1].__setitem__(index, 90))
+    assert rest_of(observer) == [(7, [], []), (7, [index], [90])]
+
+
+def test_dummy_runs_that_cannot_be_looked_at_are_counted() -> None:
+    for device, kwargs, cause in (
+        ("meta", {}, "device_tensors"),
+        ("cpu", {"is_graph_capturing": True}, "graph_capture"),
+    ):
+        observer, runner = Told(expects_no_plan=True), Dummy(device)
+        runner.run(observer, 2, **kwargs)
+        assert observer.calls == [("on_dummy_skipped", (cause,))]
+        assert not hasattr(runner, runner_v1.BEFORE_DUMMY)

@@ -259,16 +259,6 @@ def test_a_scope_that_was_not_entered_is_not_left(host: type[Any]) -> None:
     assert (inside, reader.scope) == (["somebody"], "somebody")
 
 
-def test_leaving_a_scope_is_timed_where_it_has_something_to_do(host: type[Any]) -> None:
-    ledger = installed(scoped(Scopes.enter, Scopes.leave, carrier="_reader", works=lambda reader: reader.scope[1][0]))
-    engine = host()
-    engine._reader = Scopes()
-    engine.step(0)
-    assert (ledger.hooks["a seam"].calls, ledger.hooks["a seam"].time_ns) == (1, 0)
-    engine.step(1)
-    assert ledger.hooks["a seam"].time_ns > 0
-
-
 def test_a_host_without_a_reader_has_no_scope(host: type[Any]) -> None:
     ledger = installed(scoped(fail, fail, carrier="_reader"))
     assert host().step(3) == (3, 7)

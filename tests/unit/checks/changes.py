@@ -57,6 +57,8 @@ class Spot:
 def _slot(value: Callable[[Spot], int | None]) -> Change:
     def apply(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
         token, starts = rng.randrange(plan.num_tokens), plan.query_start.tolist()
+        if token >= plan.groups[index].slots.size:
+            return False
         own = next(name for row, name in enumerate(plan.request_ids) if starts[row] <= token < starts[row + 1])
         slot = value(Spot(world, plan, index, rng, own, token))
         if slot is None or slot == plan.groups[index].slots[token]:
@@ -83,7 +85,7 @@ CHANGES["slot: other block of its own"] = _slot(lambda spot: spot.in_block(spot.
 @change
 def padding_slot_enabled(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
     padding = len(plan.groups[index].slots) - plan.num_tokens
-    if not padding:
+    if padding <= 0:
         return False
     value = rng.choice([rng.randrange(world.num_blocks * world.groups[index].block_size), 1 << 33, -2])
     plan.groups[index].slots[plan.num_tokens + rng.randrange(padding)] = value
@@ -126,6 +128,22 @@ def two_entries_exchanged(world: World, plan: Plan, index: int, rng: random.Rand
     one, other = rng.sample(seen, 2)
     table = plan.groups[index].tables[row]
     table[one], table[other] = int(table[other]), int(table[one])
+    return True
+
+
+@change
+def all_entries_turned_around(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
+    row = rng.randrange(len(plan.request_ids))
+    seen = _seen(world, plan, index, row)
+    table = plan.groups[index].tables[row]
+    before = table.copy()
+    table[seen.start : seen.stop] = before[seen.start : seen.stop][::-1]
+    return bool((table != before).any())
+
+
+@change
+def fewer_slots_than_tokens(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
+    plan.groups[index].slots = plan.groups[index].slots[: rng.randrange(plan.num_tokens)]
     return True
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing
-from kvscope.facts.plans import DummyRun, Plan
+from kvscope.facts.plans import DummyRun, PersistentSlots, Plan
 from kvscope.facts.requests import StepRequests
 from kvscope.facts.topology import CHUNKED_LOCAL, SLIDING_WINDOW
 from unit.checks.cases import fires, silent
@@ -303,8 +303,21 @@ def a_request_that_is_missing_altogether() -> list[Finding]:
 # Dummy runs -----------------------------------------------------------------------------------------------------------
 
 
-def dummy(scene: Scene, slots: dict[int, list[int]]) -> list[Finding]:
-    run = DummyRun(slots={index: np.array(values, np.int64) for index, values in slots.items()}, num_tokens=3)
+def dummy(
+    scene: Scene, slots: dict[int, list[int]], behind: dict[int, dict[int, int]] | None = None, *, warm_up: bool = False
+) -> list[Finding]:
+    """``behind`` has the slots that are on in the rest of each group's buffer, by their places."""
+    run = DummyRun(
+        slots={index: np.array(values, np.int64) for index, values in slots.items()},
+        num_tokens=3,
+        persistent={
+            index: PersistentSlots(
+                checked=61, indexes=np.array(list(on), np.int64), slots=np.array(list(on.values()), np.int64)
+            )
+            for index, on in (behind or {}).items()
+        },
+        warm_up=warm_up,
+    )
     return judge_dummy(run, 5, scene.bindings, PARTS)
 
 
@@ -328,6 +341,35 @@ def a_dummy_run_that_writes_into_the_null_block() -> list[Finding]:
 @silent("dummy_slot_enabled")
 def a_dummy_run_whose_slots_are_all_off() -> list[Finding]:
     return dummy(decoding()[0], {0: [-1, -1, -1]})
+
+
+@silent("dummy_slot_enabled", "dummy_persistent_slot_enabled", "dummy_table_live")
+def a_warm_up_that_stores_its_tokens() -> list[Finding]:
+    return dummy(Scene(), {0: [16, 17, 18]}, warm_up=True)
+
+
+@fires("dummy_persistent_slot_enabled", group_id=0, token_index=40, block_id=50, slot=800, expected=-1, actual=800)
+def a_buffer_that_leads_to_a_free_block_behind_a_dummy_run() -> list[Finding]:
+    return dummy(decoding()[0], {0: [-1, -1, -1]}, {0: {40: 800, 41: 80}})
+
+
+@fires(
+    "dummy_persistent_slot_enabled", other_request_id="b", group_id=1, token_index=63, block_id=15, slot=240,
+    expected=-1, actual=240,
+)  # fmt: skip
+def a_buffer_that_leads_to_a_live_block_behind_a_dummy_run() -> list[Finding]:
+    scene = decoding(pool(group(0), group(1)))[0]
+    return dummy(scene, {0: [-1, -1, -1], 1: [-1, -1, -1]}, {0: {}, 1: {63: 240}})
+
+
+@silent("dummy_persistent_slot_enabled")
+def a_buffer_that_is_off_behind_a_dummy_run() -> list[Finding]:
+    return dummy(decoding()[0], {0: [-1, -1, 800]}, {0: {}})
+
+
+@silent("dummy_persistent_slot_enabled")
+def the_buffer_of_a_state_group() -> list[Finding]:
+    return dummy(Scene(pool(group(0), group(1, "mamba"))), {0: [-1] * 3, 1: [-1] * 3}, {0: {}, 1: {9: 0}})
 
 
 @silent("dummy_slot_enabled")

@@ -8,9 +8,9 @@ import numpy as np
 
 from kvscope.checks.finding import Finding
 from kvscope.facts.plans import Plan
-from kvscope.facts.topology import SLIDING_WINDOW
+from kvscope.facts.topology import SLIDING_WINDOW, Topology
 from unit.checks.cases import fires, silent
-from unit.checks.scenes import Scene, changed, decoding
+from unit.checks.scenes import ONE_GROUP, Scene, changed, decoding
 from unit.checks.worlds import group, pool
 
 A_WRITES = {"request_id": "a", "row": 0, "group_id": 0, "token_index": 0, "position": 40, "expected": 56}
@@ -72,8 +72,8 @@ def one_slot_past_the_cache() -> list[Finding]:
 
 
 @fires(
-    "write_outside_cache", **A_WRITES_OUTSIDE, block_id=-1, slot=-2, actual=-2, also=("write_target_mismatch",),
-    launch_fatal=True,
+    "write_outside_cache", **A_WRITES_OUTSIDE, block_id=-1, slot=-2, actual=-2,
+    also=("write_slot_negative", "write_target_mismatch"), launch_fatal=True,
 )  # fmt: skip
 def a_negative_slot_that_is_not_the_padding_value() -> list[Finding]:
     return slot(-2)
@@ -206,9 +206,55 @@ def the_next_slot_of_the_own_block() -> list[Finding]:
     return slot(57)
 
 
-@fires("write_target_mismatch", **A_WRITES, block_id=-1, slot=-1, actual=-1)
+@fires("write_slot_negative", **A_WRITES, block_id=-1, slot=-1, actual=-1, also=("write_target_mismatch",))
 def a_real_token_that_would_not_be_written() -> list[Finding]:
     return slot(-1)
+
+
+@silent("write_slot_negative")
+def the_first_slot_of_the_cache_and_padding() -> list[Finding]:
+    return slot(0) + slot(-1, token=3)
+
+
+def slots_of(count: int, *, topology: Topology = ONE_GROUP, index: int = 0) -> list[Finding]:
+    """A mapping that has only so many of the two slots and three entries of padding."""
+
+    def cut(plan: Plan) -> None:
+        plan.groups[index].slots = plan.groups[index].slots[:count]
+
+    return changed(cut, topology)
+
+
+@fires(
+    "write_slot_count_mismatch", request_id="b", row=1, group_id=0, token_index=1, position=40, expected=2, actual=1,
+)  # fmt: skip
+def a_mapping_that_lacks_the_last_token() -> list[Finding]:
+    return slots_of(1)
+
+
+@fires(
+    "write_slot_count_mismatch", request_id="a", row=0, group_id=1, token_index=0, position=40, expected=2, actual=0,
+)  # fmt: skip
+def a_group_whose_mapping_is_empty() -> list[Finding]:
+    return slots_of(0, topology=pool(group(0), group(1)), index=1)
+
+
+@fires(
+    "write_target_mismatch",
+    {"reason": "write_slot_count_mismatch", "request_id": "b", "row": 1, "group_id": 0, "token_index": 1,
+     "position": 40, "expected": 2, "actual": 1},
+    **A_WRITES, block_id=3, slot=57, actual=57,
+)  # fmt: skip
+def a_short_mapping_that_is_wrong_as_well() -> list[Finding]:
+    def cut(plan: Plan) -> None:
+        plan.groups[0].slots = np.array([57], np.int64)
+
+    return changed(cut)
+
+
+@silent("write_slot_count_mismatch")
+def a_mapping_without_padding() -> list[Finding]:
+    return slots_of(2)
 
 
 @fires(
@@ -380,6 +426,66 @@ def a_row_that_ends_before_the_sequence() -> list[Finding]:
     return changed(lambda plan: plan.groups[0].table_blocks.__setitem__(0, 2))
 
 
+def entries(*blocks: int, topology: Topology = ONE_GROUP) -> list[Finding]:
+    """The row of ``a``, which has blocks 1, 2, 3, leads to these instead."""
+    return changed(lambda plan: plan.groups[0].tables.__setitem__((0, slice(0, len(blocks))), blocks), topology)
+
+
+@fires(
+    "logical_order_mismatch", request_id="a", row=0, group_id=0, position=0, block_id=3, expected=1, actual=3,
+    also=("read_target_mismatch",),
+)  # fmt: skip
+def three_entries_that_went_around() -> list[Finding]:
+    return entries(3, 1, 2)
+
+
+@silent("logical_order_mismatch", "read_duplicate_block")
+def two_entries_that_changed_places() -> list[Finding]:
+    return entries(3, 2, 1)
+
+
+@silent("logical_order_mismatch", "read_duplicate_block")
+def another_order_before_the_window() -> list[Finding]:
+    return windowed(lambda plan: plan.groups[0].tables.__setitem__((0, slice(0, 3)), [3, 3, 3]))
+
+
+@silent("logical_order_mismatch")
+def three_entries_of_which_one_is_a_strangers() -> list[Finding]:
+    return entries(3, 1, 50)
+
+
+@fires(
+    "read_duplicate_block", request_id="a", row=0, group_id=0, position=32, block_id=1, expected=3, actual=1,
+    also=("read_target_mismatch",),
+)  # fmt: skip
+def the_first_block_at_the_end_once_more() -> list[Finding]:
+    return entries(1, 2, 1)
+
+
+@fires(
+    "read_foreign_block", request_id="a", other_request_id="b", row=0, group_id=0, position=16, block_id=5,
+    expected=2, actual=5, also=("read_duplicate_block", "read_target_mismatch"),
+)  # fmt: skip
+def another_requests_block_twice() -> list[Finding]:
+    return entries(1, 5, 5)
+
+
+@silent("read_duplicate_block")
+def the_null_block_or_one_outside_the_pool_twice() -> list[Finding]:
+    return entries(1, 0, 0) + entries(1, 64, 64)
+
+
+@silent("read_duplicate_block")
+def a_block_that_was_declared_twice() -> list[Finding]:
+    """``bind_duplicate_block`` has it; what is wrong with the plan is another entry."""
+    scene = Scene()
+    scene.say(new=[("a", ([1, 1, 3],), 0, 40)])
+    declaration = scene.say(known=[("a", None, 40, 1)])
+    plan = scene.plan(declaration)
+    plan.groups[0].tables[0, 2] = 50
+    return scene.judge(declaration, plan)
+
+
 @silent("read_table_short")
 def a_row_with_blocks_for_later() -> list[Finding]:
     return changed(lambda plan: plan.groups[0].table_blocks.__setitem__(0, 9))
@@ -444,23 +550,70 @@ def a_border_between_two_rows_that_is_a_token_off() -> list[Finding]:
     return prefill(lambda plan: plan.query_start.__setitem__(1, 41))
 
 
-@fires("write_length_mismatch", request_id="b", row=1, expected=40, actual=39)
+@fires(
+    "write_query_offsets_invalid", request_id="b", row=1, expected=80, actual=79, also=("write_length_mismatch",),
+)  # fmt: skip
 def a_last_row_that_ends_before_its_tokens() -> list[Finding]:
     return prefill(lambda plan: plan.query_start.__setitem__(2, 79))
 
 
-@fires("write_length_mismatch", request_id="b", row=1, expected=40, actual=41)
+@fires(
+    "write_query_offsets_invalid", request_id="b", row=1, expected=80, actual=81, also=("write_length_mismatch",),
+)  # fmt: skip
 def a_last_row_that_ends_behind_the_batch() -> list[Finding]:
     return prefill(lambda plan: plan.query_start.__setitem__(2, 81))
 
 
 @fires(
-    "write_position_mismatch", request_id="a", row=0, group_id=0, token_index=0, position=0, block_id=1, slot=16,
-    expected=-1, actual=0, also=("write_target_mismatch", "write_length_mismatch"),
+    "write_query_offsets_invalid", request_id="a", row=0, group_id=0, token_index=0, position=0, block_id=1, slot=16,
+    expected=0, actual=1, also=("write_position_mismatch", "write_target_mismatch", "write_length_mismatch"),
 )  # fmt: skip
 def a_first_row_that_begins_late() -> list[Finding]:
     """Every other row is where it was, and nothing is said about it."""
     return prefill(lambda plan: plan.query_start.__setitem__(0, 1))
+
+
+@silent("write_query_offsets_invalid")
+def a_border_that_moved_between_sound_ends() -> list[Finding]:
+    return prefill(lambda plan: plan.query_start.__setitem__(1, 41))
+
+
+@silent("write_query_offsets_invalid", "write_slot_count_mismatch")
+def offsets_of_lengths_that_are_only_estimated() -> list[Finding]:
+    def estimated(plan: Plan) -> None:
+        plan.exact = False
+        plan.query_start[2] = 82
+
+    return prefill(estimated)
+
+
+def without_group(index: int, topology: Topology) -> list[Finding]:
+    return changed(lambda plan: plan.groups.__delitem__(index), topology)
+
+
+@fires(
+    "write_group_missing", group_id=0, expected="slots of 2 tokens", actual="no slots", launch_fatal=True,
+)  # fmt: skip
+def the_first_of_two_groups_is_missing() -> list[Finding]:
+    """The other one is judged as what it is."""
+    return without_group(0, pool(group(0), group(1)))
+
+
+@fires(
+    "write_group_missing", group_id=0, expected="slots of 2 tokens", actual="no slots", launch_fatal=True,
+)  # fmt: skip
+def the_only_group_is_missing() -> list[Finding]:
+    return without_group(0, ONE_GROUP)
+
+
+@silent("write_group_missing")
+def a_state_group_that_has_no_plan() -> list[Finding]:
+    return without_group(1, WITH_STATE)
+
+
+@silent("write_group_missing")
+def a_mapping_of_no_slots() -> list[Finding]:
+    return slots_of(0)
 
 
 @fires("write_length_mismatch", request_id="a", row=0, expected=2, actual=1)

@@ -27,11 +27,15 @@ PRECEDENCE = [
     "write_slot_collision",
     # target or length
     "write_position_mismatch",
+    "logical_order_mismatch",
+    "write_slot_negative",
+    "read_duplicate_block",
     "write_target_mismatch",
     "read_target_mismatch",
     "read_length_exceeds_declared",
     "read_table_short",
     "write_length_mismatch",
+    "write_slot_count_mismatch",
     "write_padding_slot_enabled",
 ]
 FATAL = ("write_outside_cache", "read_outside_cache")
@@ -77,11 +81,11 @@ def reference(world: World, plan: Plan) -> list[Found]:
     found: dict[tuple[Any, ...], list[Found]] = {}
     row_wide = set()
     for fact in _about_rows(world, plan):
-        row_wide.add((fact["reason"].startswith("read_"), fact["row"]))
-        found.setdefault((fact["reason"].startswith("read_"), fact["row"]), []).append(fact)
+        row_wide.add((_reads(fact["reason"]), fact["row"]))
+        found.setdefault((_reads(fact["reason"]), fact["row"]), []).append(fact)
     for index in range(len(world.groups)):
         for fact in _about_group(world, plan, index):
-            row = (fact["reason"].startswith("read_"), fact["row"])
+            row = (_reads(fact["reason"]), fact["row"])
             found.setdefault(row if row in row_wide else (*row, index), []).append(fact)
     merged = []
     for facts in found.values():
@@ -95,6 +99,10 @@ def reference(world: World, plan: Plan) -> list[Found]:
         finding = Finding(step=world.step_number, trace_id=f"t{world.step_number}", **first)
         merged.append({**described([finding])[0], "other_request_id": others})
     return merged
+
+
+def _reads(reason: str) -> bool:
+    return reason == "logical_order_mismatch" or reason.startswith("read_")
 
 
 def _fact(reason: str, row: int | None, request_id: str | None, **fields: Any) -> Found:
@@ -166,7 +174,11 @@ def _about_writes(world: World, plan: Plan, index: int) -> Iterator[Found]:
         return _fact(reason, *row_of[token], **{**where, **what, **fields})
 
     told: set[tuple[str, int]] = set()
-    for token in range(plan.num_tokens):
+    mapped = min(plan.num_tokens, len(slots))
+    if mapped < plan.num_tokens:
+        where = {"group_id": of.group_id, "token_index": mapped, "position": positions[mapped]}
+        yield _fact("write_slot_count_mismatch", *row_of[mapped], **where, expected=plan.num_tokens, actual=mapped)
+    for token in range(mapped):
         slot, (row, name) = slots[token], row_of[token]
         outside = slot >= end or slot < -1
         foreign: set[str] = set()
@@ -176,6 +188,7 @@ def _about_writes(world: World, plan: Plan, index: int) -> Iterator[Found]:
             ("write_outside_cache", outside, {"expected": f"0 to {end - 1}"}),
             ("null_block_write", slot // size == NULL, {"expected": OWNED}),
             ("write_foreign_block", bool(foreign), {"other_request_id": foreign}),
+            ("write_slot_negative", slot < 0, {}),
             ("write_target_mismatch", slot != right[token], {}),
         ):
             if fits and (reason, row) not in told:
@@ -231,6 +244,13 @@ def _about_table(world: World, plan: Plan, index: int, row: int, name: str) -> I
     for logical in differing:
         if foreign := _foreign(world, index, table[logical], name):
             yield fact("read_foreign_block", logical, other_request_id=foreign)
+            break
+    if len(differing) > 2 and sorted(table[i] for i in differing) == sorted(told[i] for i in differing):
+        yield fact("logical_order_mismatch", differing[0])
+    for logical in differing:
+        again = [other for other in visible if other != logical and table[other] == table[logical]]
+        if again and table[logical] != NULL and 0 <= table[logical] < world.num_blocks:
+            yield fact("read_duplicate_block", logical)
             break
     if differing:
         yield fact("read_target_mismatch", differing[0])

@@ -142,7 +142,7 @@ class Scene:
         parts = tuple(parts)
         findings = judge_batch(declaration, plan, parts)
         step = StepView(plan, declaration, self.bindings)
-        return findings + judge_plan(step, [step.group(batch) for batch in self.batches], parts)
+        return findings + judge_plan(step, step.groups(self.batches), parts)
 
 
 def decoding(topology: Topology = ONE_GROUP) -> tuple[Scene, Declaration]:

@@ -51,7 +51,7 @@ def in_full(
     if not judged.request_ids:
         return findings, None
     step = StepView(judged, declaration, bindings)
-    groups = [step.group(table) for table in tables]
+    groups = step.groups(tables)
     findings += judge_plan(step, groups, PARTS)
     return findings, take_snapshot(step, groups, spell_tables=False)
 
@@ -185,6 +185,11 @@ def a_row_left_out(world: World, plan: Plan, index: int, rng: random.Random) -> 
     return True
 
 
+def a_group_left_out(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
+    del plan.groups[index]
+    return True
+
+
 def estimated(world: World, plan: Plan, index: int, rng: random.Random) -> bool:
     plan.exact = False
     return True
@@ -201,6 +206,7 @@ FURTHER: tuple[Change, ...] = (
     a_row_twice,
     a_name_that_nobody_has,
     a_row_left_out,
+    a_group_left_out,
     estimated,
 )
 ALL: dict[str, Change] = {**CHANGES, **{change.__name__: change for change in FURTHER}}

@@ -11,6 +11,7 @@ import unit.checks.content_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.lifecycle_cases
+import unit.checks.list_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases
@@ -27,11 +28,12 @@ from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifecycle import LIFECYCLE_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
+from kvscope.checks.lists import LIST_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
 from kvscope.checks.results import RESULT_RULES
-from kvscope.checks.row import ROW_RULES
+from kvscope.checks.row import GROUP_RULES, ROW_RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule, Severity
 from kvscope.checks.write import WRITE_RULES
 from unit.checks.cases import NEGATIVE, POSITIVE, Positive, Scenario
@@ -103,9 +105,11 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
         READ_RULES,
@@ -127,7 +131,8 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
     v = vocabulary
     outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
     foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
-    target_or_length, contents = {v.POSITION, v.TARGET, v.LENGTH, v.SHORT}, {v.UNWRITTEN}
+    target_or_length = {v.OFFSETS, v.POSITION, v.ORDER, v.NEGATIVE, v.TWICE, v.TARGET, v.LENGTH, v.COUNT, v.SHORT}
+    contents = {v.UNWRITTEN}
     classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):
         assert max(earlier) < min(later)

@@ -36,7 +36,7 @@ class Judge:
 
     def judge(self, declaration: Declaration, plan: Plan) -> list[Finding]:
         step = StepView(plan, declaration, self.bindings)
-        groups = [step.group(batch) for batch in self.batches]
+        groups = step.groups(self.batches)
         found = judge_plan(step, groups, PARTS)
         fired = [f for rules in ROW_RULES for f in rules(step)]
         fired += [f for of in groups for rules in (*WRITE_RULES, *READ_RULES) for f in rules(of)]

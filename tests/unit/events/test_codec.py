@@ -27,7 +27,7 @@ from kvscope.events.schema import (
     json_schema,
 )
 from kvscope.facts.allocator import ALLOC, FREE, RECEIVE, PoolOperation
-from kvscope.facts.plans import DummyRun, PlanSnapshot
+from kvscope.facts.plans import DummyRun, PersistentSlots, PlanSnapshot
 from kvscope.facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Group, Topology
 from kvscope.state.blocks import BlockLedger
@@ -137,6 +137,13 @@ def test_the_boundary_facts_come_back_equal() -> None:
     line = through_a_line(codec.dummy_record(dummy))
     assert samples.same(codec.dummy_from(line), dummy)
     assert len(codec.encode(line)) < 400
+    rest = {
+        0: PersistentSlots(checked=8192, indexes=np.array([9, 10, 8191]), slots=np.array([80, 81, 17])),
+        1: PersistentSlots(checked=8192, indexes=np.zeros(0, np.int64), slots=np.zeros(0, np.int64)),
+    }
+    for changes in ({"persistent": rest}, {"persistent": {0: rest[1], 1: rest[1]}}, {"warm_up": True}):
+        changed = msgspec.structs.replace(dummy, **changes)
+        assert samples.same(codec.dummy_from(through_a_line(codec.dummy_record(changed))), changed)
 
 
 def test_a_rule_may_take_its_numbers_out_of_an_array() -> None:

@@ -14,12 +14,13 @@ from unit.state.pools import DictPool
 class CountedHooks(Hooks):
     """Hooks of the pool that may have failed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.faults = 0
+    @property
+    def faults(self) -> int:
+        return self.allocator_faults[0]
 
-    def allocator_faults(self) -> int:
-        return self.faults
+    @faults.setter
+    def faults(self, count: int) -> None:
+        self.allocator_faults[0] = count
 
 
 class PooledLive(Live):

@@ -25,15 +25,13 @@ class Hooks:
 
     def __init__(self) -> None:
         self.numbers: dict[str, tuple[int, int, int]] = {"scheduler.schedule": (5, 0, 50)}
+        self.allocator_faults = [0]
 
     def seams_installed(self) -> list[str]:
         return ["scheduler.schedule"]
 
     def seams_absent(self) -> dict[str, str]:
         return {"worker.sample": "Worker has no method sample_tokens of its own"}
-
-    def allocator_faults(self) -> int:
-        return 0
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return dict(self.numbers)

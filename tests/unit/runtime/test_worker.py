@@ -6,7 +6,7 @@ import contextlib
 import random
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
-from kvscope.facts.plans import AgreedPlan, DummyRun, Plan, PlanSnapshot
+from kvscope.facts.plans import AgreedPlan, DummyRun, GroupPlan, Plan, PlanSnapshot
 from kvscope.facts.requests import Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Ranks
 from kvscope.runtime.worker import WorkerJudge
@@ -299,8 +299,8 @@ def test_a_plan_that_our_rules_failed_on_is_counted(tmp_path: Path) -> None:
     declaration = live.declare(new=[("a", ([1, 2, 3],), 0, 40)])
     live.worker.on_input(declaration, declaration.requests)
     plan = live.scene.plan(declaration)
-    plan.groups.clear()
-    with pytest.raises(IndexError):  # which the hook swallows and counts
+    plan.groups[0] = cast("GroupPlan", None)
+    with pytest.raises(AttributeError):  # which the hook swallows and counts
         live.worker.on_plan(plan)
     live.worker.on_launched()
     assert accounted(live) == {"no_plan": 1}

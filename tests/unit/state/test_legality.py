@@ -111,15 +111,17 @@ def test_a_batch_that_goes_on_by_one_token_needs_no_look_and_fills_its_blocks_al
     assert story.same()
 
 
-def test_a_batch_that_goes_on_is_looked_at_when_the_pool_did_something() -> None:
+def test_a_batch_that_goes_on_is_looked_at_when_the_pool_did_more_than_give_it_blocks() -> None:
     story = running(tokens=46)
     assert story.declare(known=[("a", None, 46, 1)])
     assert not story.declare(known=[("a", None, 47, 1)])
     story.get("a", [4], 3)
-    assert story.declare(known=[("a", ([4],), 48, 1)])
+    assert not story.declare(known=[("a", ([4],), 48, 1)])
     assert [operation.kind for operation in story.legality.interval] == [ALLOC]
     assert not story.declare(known=[("a", None, 49, 1)])
     assert list(story.legality.interval) == []
+    story.hit("b", [5])
+    assert story.declare(known=[("a", None, 50, 1)])
 
 
 def test_what_was_wrong_in_one_step_is_not_said_of_the_steps_after_it() -> None:

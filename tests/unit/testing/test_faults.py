@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
@@ -65,7 +66,7 @@ def test_undo_restores_the_oldest_value() -> None:
 
 def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
-        "plan": {*PLAN_FAULTS, PADDING_FAULT},
+        "plan": {*PLAN_FAULTS, PADDING_FAULT, GROUP_FAULT},
         "declaration": {*DECLARATION_FAULTS, *UNTOLD_FAULTS},
         "handover": {*HANDOVER_FAULTS, LOST_STEP},
         "dummy": set(DUMMY_FAULTS),

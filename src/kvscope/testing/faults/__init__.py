@@ -14,6 +14,6 @@ engine that has several.
 from kvscope.testing.faults.catalog import FAULTS
 from kvscope.testing.faults.fault import Fault
 from kvscope.testing.faults.injection import Injection, arm
-from kvscope.testing.faults.workload import PREEMPTING, SETTINGS, TRAFFIC, occasion, workload
+from kvscope.testing.faults.workload import LATENT, PREEMPTING, SETTINGS, TRAFFIC, occasion, workload
 
-__all__ = ["FAULTS", "PREEMPTING", "SETTINGS", "TRAFFIC", "Fault", "Injection", "arm", "occasion", "workload"]
+__all__ = ["FAULTS", "LATENT", "PREEMPTING", "SETTINGS", "TRAFFIC", "Fault", "Injection", "arm", "occasion", "workload"]

@@ -275,4 +275,23 @@ ALLOCATOR_FAULTS = [
         allowed_also=_AUDIT | {"read_uninitialized", "write_target_mismatch", "write_uninitialized_gap"},
         in_process=True,
     ),
+    # The worker is told to clear or copy what must stay as it is.
+    Fault(
+        name="zero_null_block",
+        summary="The blocks that a step clears have the null block among them.",
+        expected="bind_zero_conflict",
+        point="allocator",
+    ),
+    Fault(
+        name="zero_copy_source",
+        summary="A step clears two new blocks of a request, and then copies one of them over the other.",
+        expected="bind_zero_conflict",
+        point="allocator",
+    ),
+    Fault(
+        name="copy_onto_live_block",
+        summary="A step copies a block over one that another running request has computed in.",
+        expected="bind_copy_conflict",
+        point="allocator",
+    ),
 ]

@@ -54,6 +54,29 @@ _ALL = [
         crashes=True,
     ),
     Fault(
+        name="slot_switched_off",
+        summary="The slot of one decoded token is -1, so that the token is left out of the cache.",
+        expected="write_slot_negative",
+        allowed_also=_WRONG_WRITE,
+    ),
+    Fault(
+        name="slots_cut",
+        summary="The slot mapping ends before the batch's last row, whose decoded token has no slot.",
+        expected="write_slot_count_mismatch",
+    ),
+    Fault(
+        name="offset_short",
+        summary="The last row's query offset ends a token early, so that its decoded token belongs to no row.",
+        expected="write_query_offsets_invalid",
+        allowed_also=frozenset({"write_length_mismatch"}),
+    ),
+    Fault(
+        name="group_missing",
+        summary="The last group of the cache is left out of what is handed to attention.",
+        expected="write_group_missing",
+        crashes=True,
+    ),
+    Fault(
         name="two_slots_equal",
         summary="Two neighbouring tokens of one prompt chunk get the same slot: the second that of the first.",
         expected="write_slot_collision",
@@ -106,6 +129,18 @@ _ALL = [
         name="table_ids_swapped",
         summary="The last two visible entries of one row's table have changed places.",
         expected="read_target_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_ids_rotated",
+        summary="All visible entries of one row's table have moved on by one place, the last one to the front.",
+        expected="logical_order_mismatch",
+        allowed_also=_WRONG_READ,
+    ),
+    Fault(
+        name="table_block_twice",
+        summary="The last visible entry of one row's table is the block before it once more.",
+        expected="read_duplicate_block",
         allowed_also=_WRONG_READ,
     ),
     Fault(
@@ -260,6 +295,13 @@ _ALL = [
         point="dummy",
         traffic="dummies",
         allowed_also=frozenset({"dummy_persistent_slot_enabled", "dummy_table_live"}),
+    ),
+    Fault(
+        name="dummy_persistent_slot",
+        summary="After a run without work the last entry of the slot buffer is that of a live request's last block.",
+        expected="dummy_persistent_slot_enabled",
+        point="dummy",
+        traffic="dummies",
     ),
     Fault(
         name="dummy_writes_loaded_prefix",

@@ -21,9 +21,10 @@ class Fault:
 
     `expected` is the reason that must be found, or one of `alternatives` where the host's state at that moment decides
     (`Injection.what["expected"]` then says which). `allowed_also` are true consequences of the same injection, in its
-    step or later ones. A fault that `crashes` makes attention touch unmapped memory unless the access is refused. One
-    that is `in_process` has a part in the scheduler and one in the worker, or ends an engine that has processes. After
-    one that `blinds` a worker does not know what the pool did, until its process is started anew.
+    step or later ones. A fault that `crashes` makes attention touch unmapped memory, or the host fail, unless the
+    launch is refused. One that is `in_process` has a part in the scheduler and one in the worker, or ends an engine
+    that has processes. After one that `blinds` a worker does not know what the pool did, until its process is started
+    anew.
     """
 
     name: str

@@ -7,11 +7,11 @@ V1 returns `slot_mapping.gpu[:padded]` from `_get_slot_mappings`, whose tail it 
 `slot_mappings[:, :padded]`, and its kernel has filled the whole persistent row behind the last token with -1. Where a
 backend writes the cache in its own forward (latent attention on a CPU), V1 hands on unpadded slots: no occasion.
 
-**Dummy.** Its token goes to the last slot of a live request's last block, which is not written yet, or to the last one
-of its first block once that is full (with V2 the dummy table names that block as well). A V1 dummy run computes no
-slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2 takes `BlockTables.get_dummy_slot_mappings`.
-Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank calls it; profiling and capturing come before
-there is a live request.
+**Dummy.** Its token, or the last entry of the buffer behind it, goes to the last slot of a live request's last block,
+which is not written yet, or to the last one of its first block once that is full (with V2 the dummy table names that
+block as well). A V1 dummy run computes no slots: `_dummy_run` fills what it got from `_get_slot_mappings` with -1. V2
+takes `BlockTables.get_dummy_slot_mappings`. Only `Worker.execute_dummy_batch` counts, as an idle data-parallel rank
+calls it; profiling and capturing come before there is a live request.
 """
 
 import copy
@@ -27,7 +27,8 @@ from kvscope.testing.faults.plan_sites import Sites, is_warm_up, rank_of, step_e
 PADDING_FAULT = "padding_slot_enabled"
 DUMMY_FAULT = "dummy_slot"
 PREFIX_FAULT = "dummy_writes_loaded_prefix"
-DUMMY_FAULTS = frozenset({DUMMY_FAULT, PREFIX_FAULT})
+PERSISTENT_FAULT = "dummy_persistent_slot"
+DUMMY_FAULTS = frozenset({DUMMY_FAULT, PREFIX_FAULT, PERSISTENT_FAULT})
 PADDING_TOKENS = 8
 
 
@@ -176,8 +177,9 @@ def dummy_sites(injection: Injection) -> Sites:
         position = index * block_size + block_size - 1
         if (position >= computed) if into_prefix else (position <= computed + 1):
             return None
-        slots[0] = slot = blocks[index] * block_size + block_size - 1
-        fields = {"request_id": request_id, "token_index": 0, "position": position, "slot": slot}
+        token = len(slots) - 1 if injection.fault.name == PERSISTENT_FAULT else 0
+        slots[token] = slot = blocks[index] * block_size + block_size - 1
+        fields = {"request_id": request_id, "token_index": token, "position": position, "slot": slot}
         fields |= {"block_id": blocks[index], "expected_slot": -1}
         injection.fire(fields, rank=rank_of(runner), runner="v2" if hasattr(runner, "block_tables") else "v1")
         return blocks[index]

@@ -6,6 +6,8 @@ still fills. V2 (`v1/worker/gpu/model_runner.py`): `prepare_inputs` fixes positi
 Block sizes and ids are the manager's: kernel blocks are derived from them only inside the metadata builders.
 """
 
+import copy
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +72,15 @@ class Plan(ABC):
     def count_blocks(self, row: Row, number: int) -> None:
         """Change that book-keeping until the step is over."""
 
+    @property
+    @abstractmethod
+    def offsets(self) -> Any:
+        """Where each row begins among the tokens, and where the last one ends; int32."""
+
+    @abstractmethod
+    def cut_slots(self, number: int) -> None:
+        """Hand on only the first slots, until the step is over. They stay where they are in memory."""
+
     @abstractmethod
     def recompute_slots(self) -> None:
         """Let the host derive the slots from the positions, if it has already done so."""
@@ -130,6 +141,16 @@ class PlanV1(Plan):
         self.undo.value(self._table.num_blocks_per_row, row.index)
         self._table.num_blocks_per_row[row.index] = number
 
+    @property
+    def offsets(self) -> Any:
+        return self.runner.query_start_loc.np[: len(self.rows) + 1]
+
+    def cut_slots(self, number: int) -> None:
+        table = self._table
+        self.undo.later(functools.partial(setattr, table, "slot_mapping", table.slot_mapping))
+        table.slot_mapping = copy.copy(table.slot_mapping)
+        table.slot_mapping.gpu = table.slot_mapping.gpu[:number]
+
     def recompute_slots(self) -> None:
         # As `_prepare_inputs` calls it.
         rows = len(self.rows)
@@ -147,6 +168,8 @@ class PlanV2(Plan):
     ) -> None:
         super().__init__(runner, scheduler_output, group_id, undo)
         self._tables, self._gathered = runner.block_tables, gathered
+        self._batch = batch
+        self.handed_slots: int | None = None
         self.block_size = int(self._tables.block_sizes[group_id])
         self.positions, self.seq_lens = batch.positions, batch.seq_lens
         starts = batch.query_start_loc_np
@@ -181,6 +204,14 @@ class PlanV2(Plan):
         for array in (self._tables.num_blocks.np, self._tables.num_blocks.gpu):
             self.undo.value(array, index)
             array[index] = number
+
+    @property
+    def offsets(self) -> Any:
+        return self._batch.query_start_loc_np[: len(self.rows) + 1]
+
+    def cut_slots(self, number: int) -> None:
+        # What `compute_slot_mappings` returns is cut by whoever wraps it.
+        self.handed_slots = number
 
     def recompute_slots(self) -> None:
         """At this point of the V2 runner the slots are still to come."""

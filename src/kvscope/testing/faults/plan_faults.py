@@ -224,6 +224,48 @@ def _stale_row_after_preemption(plan: Plan, history: History) -> What | None:
     return None
 
 
+def _slot_switched_off(plan: Plan, _: History) -> What | None:
+    for row in plan.decoding():
+        what = redirect_write(plan, row, -1)
+        return {name: value for name, value in what.items() if name not in {"block_id", "expected_block_id"}}
+    return None
+
+
+def _slots_cut(plan: Plan, _: History) -> What | None:
+    row = plan.rows[-1]
+    if not row.decodes:
+        return None
+    plan.cut_slots(row.first_token)
+    return _note(row, token_index=row.first_token, position=row.num_computed, slots=row.first_token)
+
+
+def _offset_short(plan: Plan, _: History) -> What | None:
+    row, last = plan.rows[-1], len(plan.rows)
+    if not row.decodes:
+        return None
+    plan.undo.value(plan.offsets, last)
+    plan.offsets[last] -= 1
+    return _note(row, offset=row.first_token, expected_offset=row.first_token + 1)
+
+
+def _table_block_twice(plan: Plan, _: History) -> What | None:
+    for row in plan.decoding():
+        visible = plan.visible(row)
+        if len(visible) >= 2 and 0 not in visible:
+            return _read(plan, row, len(visible) - 1, visible[-2], other_logical_index=len(visible) - 2)
+    return None
+
+
+def _table_ids_rotated(plan: Plan, _: History) -> What | None:
+    for row in plan.decoding():
+        visible = plan.visible(row)
+        if len(visible) >= 3 and 0 not in visible:
+            for index, block in enumerate(visible[:-1], start=1):
+                plan.set_table(row, index, block)
+            return _read(plan, row, 0, visible[-1])
+    return None
+
+
 PLAN_FAULTS: dict[str, PlanFault] = {
     "slot_plus_one": PlanFault(_slot_plus_one),
     "slot_foreign_block": PlanFault(_slot_foreign_block),
@@ -238,6 +280,11 @@ PLAN_FAULTS: dict[str, PlanFault] = {
     "table_foreign_block": PlanFault(_table_foreign_block),
     "table_ids_swapped": PlanFault(_table_ids_swapped),
     "rows_swapped": PlanFault(_rows_swapped),
+    "slot_switched_off": PlanFault(_slot_switched_off),
+    "slots_cut": PlanFault(_slots_cut),
+    "offset_short": PlanFault(_offset_short),
+    "table_block_twice": PlanFault(_table_block_twice),
+    "table_ids_rotated": PlanFault(_table_ids_rotated),
     "table_short": PlanFault(_table_short, "inputs"),
     "stale_row_after_preemption": PlanFault(_stale_row_after_preemption),
 }

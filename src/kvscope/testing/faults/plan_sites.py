@@ -74,6 +74,8 @@ def plan_sites(injection: Injection, visit: Callable[[Plan, Stage], None]) -> Si
             runner, scheduler_output, batch = open_step.pop()
             plan = PlanV2(runner, scheduler_output, injection.group_id, injection.undo, batch=batch, gathered=True)
             visit(plan, "final")
+            if plan.handed_slots is not None:
+                result = result[:, : plan.handed_slots]
         return result
 
     return [

@@ -23,26 +23,8 @@ from kvscope.testing.faults.untold_faults import LOST_STEP, UNTOLD_FAULTS, Undo,
 
 def hooks(injection: Injection) -> list[Hook]:
     """Wrap what the fault needs. A host that lacks one of the functions is a LookupError, with nothing left wrapped."""
-    from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT, dummy_sites, padding_sites
-
-    if injection.fault.name == PADDING_FAULT:
-        sites = padding_sites(injection)
-    elif injection.fault.name in DUMMY_FAULTS:
-        sites = dummy_sites(injection)
-    elif injection.fault.point == "plan":
-        sites = _plan_sites(injection)
-    elif injection.fault.name in UNTOLD_FAULTS:
-        sites = _untold_sites(injection)
-    elif injection.fault.name == LOST_STEP:
-        sites = _lost_step_sites(injection)
-    elif injection.fault.point == "declaration":
-        sites = _declaration_sites(injection)
-    elif injection.fault.point == "allocator":
-        sites = story_sites(injection, STORIES[injection.fault.name])
-    elif injection.fault.point == "result":
-        sites = _result_sites(injection)
-    else:
-        sites = _handover_sites(injection)
+    name, point = injection.fault.name, injection.fault.point
+    sites = (_BY_NAME.get(name) or _BY_POINT[point])(injection)
     wrapped: list[Hook] = []
     try:
         for owner, name, around in sites:
@@ -215,3 +197,29 @@ def _result_sites(injection: Injection) -> Sites:
         return given
 
     return _executors("sample_tokens", around)
+
+
+def _worker_sites(injection: Injection) -> Sites:
+    """What is in the runner's own hands, by the modules that know its objects."""
+    from kvscope.testing.faults.group_faults import GROUP_FAULT, group_sites
+    from kvscope.testing.faults.padding import PADDING_FAULT, dummy_sites, padding_sites
+
+    if injection.fault.point == "dummy":
+        return dummy_sites(injection)
+    if injection.fault.name == GROUP_FAULT:
+        return group_sites(injection)
+    return padding_sites(injection) if injection.fault.name == PADDING_FAULT else _plan_sites(injection)
+
+
+_BY_NAME: dict[str, Callable[[Injection], Sites]] = {
+    LOST_STEP: _lost_step_sites,
+    **dict.fromkeys(UNTOLD_FAULTS, _untold_sites),
+}
+_BY_POINT: dict[str, Callable[[Injection], Sites]] = {
+    "plan": _worker_sites,
+    "dummy": _worker_sites,
+    "declaration": _declaration_sites,
+    "handover": _handover_sites,
+    "result": _result_sites,
+    "allocator": lambda injection: story_sites(injection, STORIES[injection.fault.name]),
+}

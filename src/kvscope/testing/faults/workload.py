@@ -13,9 +13,16 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
 }
-"""For `kvscope.testing.engine.running`: prompts come in chunks, and with `qwen3` nothing is preempted.
+"""For `kvscope.testing.engine.running`: prompts come in chunks, and with `qwen3` nothing is preempted."""
 
-Latent attention cannot chunk on a CPU and needs `max_num_batched_tokens` of 256 as well, or no long prompt ever starts.
+LATENT: dict[str, Any] = SETTINGS | {
+    "model": "deepseek-v2",
+    "num_blocks": 96,
+    "block_size": 16,
+    "max_num_batched_tokens": 256,
+}
+"""The same for latent attention. On a CPU it neither chunks prompts, so that a step must have room for a whole one, nor
+caches prefixes, and always has blocks of 16 tokens.
 """
 
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
