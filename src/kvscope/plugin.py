@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from . import config as configuration
 from .boundary.allocator import PoolReader
+from .boundary.connector import PlanReader
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
@@ -52,6 +53,10 @@ class LedgerBook:
     def allocator_faults(self) -> list[int]:
         """Faults of the block pool's hooks since this process started: a list of one number, which goes on counting."""
         return Hook.allocator_faults
+
+    def connector_faults(self) -> int:
+        """Faults of the hooks of what is planned with a connector, since this process started."""
+        return Hook.connector_faults
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""
@@ -136,9 +141,14 @@ class PluginHub:
         run.topology = read_topology(scheduler.kv_cache_config)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
+        connector = getattr(scheduler, "connector", None)
+        reads_plans = connector is not None and self._install_connector(type(connector))
         run.open()
         judge = EngineJudge(run, run.topology)
         setattr(scheduler, OBSERVER, judge)
+        if reads_plans:
+            judge.observe_connector()
+            PlanReader(judge, scheduler)
         allocator = [seam.name for seam in self.table if seam.role == "allocator"]
         if judge.pool is not None and all(name in self.ledger.installed for name in allocator):
             judge.pool.observe(PoolReader(judge, scheduler))
@@ -238,6 +248,11 @@ class PluginHub:
         for seam in self.table:
             if seam.role == role:
                 self.ledger.install(seam, load=load)
+
+    def _install_connector(self, kind: type) -> bool:
+        """Wrap what leads to a connector of this class; whether all of it is wrapped."""
+        seams = [seam.on(kind) if seam.interface else seam for seam in self.table if seam.role == "connector"]
+        return all(self.ledger.install(seam) for seam in seams)
 
     def _note_overrides(self, runner: Any) -> None:
         """A subclass that replaces a method of ours without calling it takes the seam out of the path."""

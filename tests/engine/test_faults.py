@@ -14,7 +14,7 @@ import pytest
 from kvscope.checks.catalog import RULES
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
+from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.live import LiveTrace, findings_in
 
@@ -58,6 +58,12 @@ def observed_preempting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]
         yield pair
 
 
+@pytest.fixture(scope="module")
+def observed_loading(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", LOADING) as pair:
+        yield pair
+
+
 def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -> None:
     llm, trace = observed
     trace.mark()
@@ -68,8 +74,9 @@ def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -
 
 
 def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
-    name = "observed_preempting" if selftest.needs_preemption(quiet) else "observed"
-    llm, trace = request.getfixturevalue(name)
+    settings = occasion(FAULTS[quiet])[0]
+    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting"), (LOADING, "observed_loading")]
+    llm, trace = request.getfixturevalue(next(name for at, name in engines if at is settings))
     outcome = selftest.inject(llm, trace, quiet)
     assert outcome.injected
     assert outcome.mistakes == []
@@ -145,8 +152,9 @@ def test_with_everything_off_no_fault_is_noticed(
     fired = []
     with engine.running(**SETTINGS) as llm:
         for name in QUIET:
-            # Without kvscope nothing is attached that could be lost on the way, and nothing is preempted here.
-            if runner in FAULTS[name].runners and not selftest.needs_preemption(name) and name != "declaration_lost":
+            # Without kvscope nothing is attached that could be lost; here nothing is preempted, and nothing is loaded.
+            same_engine = occasion(FAULTS[name])[0] is SETTINGS
+            if runner in FAULTS[name].runners and same_engine and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:
                     workload(llm, until=lambda: injection.fired, **occasion(FAULTS[name])[1])
                 fired.append(injection.fired)

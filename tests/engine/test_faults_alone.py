@@ -22,7 +22,11 @@ pytestmark = pytest.mark.long
 STALE = "stale_row_after_preemption"
 DECLARATION = "_scratch_declaration"
 # Those of the allocator are looked at in test_allocator_faults_alone.py.
-QUIET = [name for name, fault in FAULTS.items() if not fault.crashes and name != STALE and fault.point != "allocator"]
+QUIET = [
+    name
+    for name, fault in FAULTS.items()
+    if not fault.crashes and name != STALE and fault.point not in {"allocator", "connector"}
+]
 CRASHING = [name for name, fault in FAULTS.items() if fault.crashes]
 
 

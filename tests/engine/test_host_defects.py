@@ -11,7 +11,7 @@ from kvscope.testing.host_defects import example_connector, failed_load, recompu
 
 def test_a_failed_load_that_nobody_repeats_is_hit(tmp_path: Path, cell: Any) -> None:
     outcome = failed_load(tmp_path)
-    assert {finding.reason for finding in outcome.findings} == {"hit_uninitialized", "read_uninitialized"}
+    assert {finding.reason for finding in outcome.findings} == {"connector_invalid_block_reused", "read_uninitialized"}
     assert outcome.wrong != outcome.right
     cell(f"failed load: {len(outcome.findings)} findings")
 

@@ -6,6 +6,8 @@ that schedules, in order, between the declarations that they led to; a worker wa
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from kvscope.analysis.engines import engines_of
 from kvscope.analysis.reader import Trace
 from kvscope.checks.judge import judge_content
@@ -149,7 +151,8 @@ def pool_operation(record: Record) -> PoolOperation | None:
     Raises:
         ValueError: as :func:`~kvscope.events.codec.operation_from`.
     """
-    if isinstance(record, PoolRecord) or (isinstance(record, BoundaryRecord) and record.kind == CONNECTOR_RESULT):
+    is_load = isinstance(record, BoundaryRecord) and record.kind == CONNECTOR_RESULT and record.block_ids is not UNSET
+    if isinstance(record, PoolRecord) or (is_load and isinstance(record, BoundaryRecord)):
         return operation_from(record)
     return None
 

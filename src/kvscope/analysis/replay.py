@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from kvscope.analysis.connector import CONNECTOR_KINDS
 from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
 from kvscope.analysis.pool import pool_operation
@@ -148,6 +149,8 @@ class Replay:
                 self._declare(engine, entry.log, record)
             elif (operation := pool_operation(record)) is not None:
                 self._operation(engine, record, operation)
+            elif isinstance(record, BoundaryRecord) and record.kind in CONNECTOR_KINDS:
+                self._connector(engine, entry.log, record)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
                 self._result(engine, entry.log, record)
         rank = engine.ranks.get(entry.log.name)
@@ -170,6 +173,15 @@ class Replay:
                 self._plan(engine, rank, write, record)
             else:
                 self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+
+    def _connector(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
+        def declared(step: int) -> Declaration | None:
+            known = engine.declared.get(step)
+            return None if known is None else known[0]
+
+        legality = engine.pool.legality
+        invalid = None if legality is None else legality.invalid
+        self._found(engine, None, engine.connector.take(record, log, declared, invalid, engine.setup.parts))
 
     def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
         """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""

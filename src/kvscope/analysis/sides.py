@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope.analysis.blocks import BlockDiary
+from kvscope.analysis.connector import ConnectorSide
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.pool import FollowedPool, ScheduledPool
 from kvscope.analysis.reader import ProcessLog
@@ -56,6 +57,7 @@ class EngineSide:
         self.bindings = Bindings(topology)
         self.lifecycle = Lifecycle()
         self.pool = ScheduledPool(topology, self.bindings)
+        self.connector = ConnectorSide(self.bindings)
         self.diary = BlockDiary()
         self.declared: dict[int, tuple[Declaration, bool]] = {}
         self.unproven: list[tuple[Finding, Scene | None]] = []

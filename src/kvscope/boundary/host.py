@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 
@@ -38,6 +39,15 @@ class EngineObserver(Observer, Protocol):
     def on_handing_out(self, operation: PoolOperation, boundary: str) -> None: ...
 
     def on_schedule(self, declaration: Declaration) -> None: ...
+
+    def on_connector_plan(self, plan: ConnectorPlan) -> None: ...
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None: ...
+
+    @property
+    def failed_loads(self) -> list[str]: ...
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None: ...
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None: ...
 

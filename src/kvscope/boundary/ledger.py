@@ -21,7 +21,7 @@ MAX_FAULTS = 16
 OBSERVER = "_kvscope_observer"
 """Attribute by which a host object (scheduler, worker, runner) carries its observer; absent: pass through."""
 
-Role = Literal["bootstrap", "frontend", "engine", "allocator", "worker", "worker_v1", "worker_v2"]
+Role = Literal["bootstrap", "frontend", "engine", "allocator", "connector", "worker", "worker_v1", "worker_v2"]
 Original = Callable[..., Any]
 Wrap = Callable[[Original, "Hook"], Original]
 
@@ -35,6 +35,8 @@ class Hook:
     """Faults of all hooks of the block pool in this process: one is enough for its books to be wrong from then on. A
     list of the one number, so that who asks in every step keeps hold of it.
     """
+    connector_faults = 0
+    """Faults of all hooks of what is planned with a connector: from the first on a plan may be missing."""
 
     def __init__(self, name: str, role: Role = "engine") -> None:
         self.name = name
@@ -76,6 +78,8 @@ class Hook:
         self.faults += 1
         if self.role == "allocator":
             Hook.allocator_faults[0] += 1
+        elif self.role == "connector":
+            Hook.connector_faults += 1
         self.disabled = self.faults >= MAX_FAULTS
         if self.faults == 1 or self.disabled:
             consequence = "it is switched off" if self.disabled else f"it is switched off after {MAX_FAULTS} faults"
@@ -88,10 +92,14 @@ class Seam:
 
     ``fact`` is what it yields, ``lost`` what cannot be judged without it. ``needs`` are parameters of the target that
     the adapter relies on: where they are missing the host has another shape and the seam is refused. ``when_loaded``
-    wraps the target only if its module is already imported (bootstrap seams must not import the host).
+    wraps the target only if its module is already imported (bootstrap seams must not import the host). ``interface``:
+    whoever implements the target's class has a method of its own, and that is wrapped (:meth:`on`).
     """
 
-    __slots__ = ("attribute", "fact", "lost", "module", "name", "needs", "owner", "role", "when_loaded", "wrap")
+    __slots__ = (
+        *("attribute", "fact", "interface", "lost", "module", "name", "needs", "of", "owner", "role"),
+        *("when_loaded", "wrap"),
+    )
 
     def __init__(
         self,
@@ -104,6 +112,7 @@ class Seam:
         lost: str,
         needs: tuple[str, ...] = (),
         when_loaded: bool = False,
+        interface: bool = False,
     ) -> None:
         self.name = name
         self.module, _, qualified = target.partition(":")
@@ -114,6 +123,20 @@ class Seam:
         self.lost = lost
         self.needs = needs
         self.when_loaded = when_loaded
+        self.interface = interface
+        self.of: type | None = None
+
+    def on(self, kind: type) -> Seam:
+        """The seam of an interface in a class that implements it, or in that of its bases which has the method. What
+        its parameters are called is its own affair. Raises LookupError if none has it.
+        """
+        owner = next((base for base in kind.__mro__ if self.attribute in vars(base)), None)
+        if owner is None:
+            raise LookupError(f"{kind.__name__} has no {self.attribute}")
+        target = f"{owner.__module__}:{owner.__name__}.{self.attribute}"
+        seam = Seam(f"{self.name}.{owner.__name__}", target, self.role, self.wrap, fact=self.fact, lost=self.lost)
+        seam.of = owner
+        return seam
 
     @property
     def target(self) -> str:
@@ -126,14 +149,14 @@ class Seam:
         Raises LookupError with the reason where this host has no such target or it has another shape.
         """
         module = sys.modules.get(self.module)
-        if module is None:
+        if self.of is None and module is None:
             if not load:
                 raise LookupError("its module is not loaded")
             try:
                 module = importlib.import_module(self.module)
             except Exception as error:  # importing the host can fail in as many ways as there are platforms
                 raise LookupError(f"its module cannot be imported ({type(error).__name__})") from error
-        owner = getattr(module, self.owner, None)
+        owner = self.of or getattr(module, self.owner, None)
         if not isinstance(owner, type):
             raise LookupError(f"{self.module} has no class {self.owner}")
         original = owner.__dict__.get(self.attribute)

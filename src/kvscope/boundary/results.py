@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..facts.requests import Declaration, StepResult
+from .connector import read_connector_result, read_taken_up, says_something
 from .scheduler import declaration_of
 
 TRACE = "_kvscope_trace"
@@ -86,10 +87,17 @@ def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
     declaration = declaration_of(scheduler_output)
+    transfers = getattr(output, "kv_connector_output", None)
+    if transfers is not None and says_something(transfers):
+        observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))
     observer.on_update(declaration, read_result(output, declaration))
 
 
 def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
+    output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
+    if getattr(output, "kv_connector_output", None) is not None and (failed := observer.failed_loads):
+        scheduler_output = args[0] if args else kwargs["scheduler_output"]
+        observer.on_taken_up(declaration_of(scheduler_output), read_taken_up(scheduler, failed))
     observer.on_updated()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
+from .connector import connector_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
 from .wrapping import After, Before, around, creation
@@ -18,7 +19,8 @@ HOSTS = ("0.32",)
 
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
-    return (*_bootstrap(hub), *_frontend(hub), *_engine(hub), *pool_seams(), *_worker(hub), *_runners())
+    engine = (*_engine(hub), *pool_seams(), *connector_seams())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners())
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from .content import CONTENT_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
@@ -27,6 +28,9 @@ RULES: dict[str, Rule] = {
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        COMPLETION_RULES,
+        FAILED_LOAD_RULES,
+        INVALID_RULES,
         LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
+from ..facts.connector import TakenUp
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..state.bindings import Bindings
@@ -13,10 +14,12 @@ from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
 from ..state.lifecycle import Lifecycle
+from ..state.transfers import Completion, FailedLoad
 from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
 from .content import CONTENT_RULES, ContentView, content_agrees
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
@@ -192,8 +195,8 @@ def judge_content(declaration: Declaration, legality: Legality, parts: Parts) ->
     """
     findings: list[Finding] = []
     view = ContentView(declaration=declaration, legality=legality)
-    if not content_agrees(view):
-        findings += _by_block(_fired(CONTENT_RULES, view, parts))
+    if legality.invalid.reused or not content_agrees(view):
+        findings += _by_block(_fired((*INVALID_RULES, *CONTENT_RULES), view, parts))
     if legality.hits.unowned:
         findings += judge_audit(list(aliases(legality)), declaration.step, declaration.trace_id, legality.ledger, parts)
     ended = legality.unreleased()
@@ -213,6 +216,25 @@ def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedg
     """Judge what has been held too long (:meth:`Holds.overdue`) when a step is declared."""
     view = LifetimeView(step=declaration.step, trace_id=declaration.trace_id, ledger=ledger, held=held)
     return _merged(_fired(LIFETIME_RULES, view, parts))
+
+
+def judge_completions(
+    completions: Sequence[Completion], step: int, trace_id: str, parts: Parts, *, is_partial: bool
+) -> list[Finding]:
+    """Judge the transfers that the result of a step says to be finished (:meth:`Transfers.complete`)."""
+    if all(c.planned_step is not None and c.is_known for c in completions):
+        return []
+    view = ConnectorView(step=step, trace_id=trace_id, completions=completions, is_partial=is_partial)
+    return _fired(COMPLETION_RULES, view, parts)
+
+
+def judge_failed_loads(
+    failed: Sequence[FailedLoad], taken_up: Sequence[TakenUp], step: int, trace_id: str, parts: Parts
+) -> list[Finding]:
+    """Judge what has become of the loads that the result of a step said to have failed (:meth:`Transfers.failed`)."""
+    known = {request.request_id: request for request in taken_up}
+    view = ConnectorView(step=step, trace_id=trace_id, failed=failed, taken_up=known)
+    return _fired(FAILED_LOAD_RULES, view, parts)
 
 
 def _fired(rules: Iterable[RuleFunction[Subject]], subject: Subject, parts: Parts) -> list[Finding]:

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from kvscope import __version__
+from kvscope.events.connector import connector_plan_record, connector_result_record, taken_up_record
 from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.finding_schema import FindingCount
 from kvscope.events.findings import finding_from, violation_record
@@ -247,7 +248,8 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
 
     ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult;
     ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None), ``drafts``
-    (Drafts or None) and ``previous_step``.
+    (Drafts or None) and ``previous_step``; ``connector_plan`` a ConnectorPlan, ``connector_result`` a ConnectorResult,
+    and ``connector_taken_up``, which is of that kind as well, a sequence of TakenUp.
 
     Raises:
         ValueError: there is no such kind.
@@ -262,4 +264,10 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
         return dummy_record(fact)
     if kind in {"worker_result", "update_input"}:
         return result_record(kind, fact, names)
+    if kind == "connector_plan":
+        return connector_plan_record(fact, names)
+    if kind == "connector_result":
+        return connector_result_record(fact, names)
+    if kind == "connector_taken_up":
+        return taken_up_record(fact, names)
     raise ValueError(f"{kind!r} is no boundary")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from kvscope.events.connector_schema import ReceiveInfo, TakenUpInfo
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
@@ -223,8 +224,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
       ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
       ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name; ``load_failed``, if blocks or
       requests could not be loaded;
-    - ``connector_result``: a load into blocks of ``request_id``, outside of any step, has ended. ``block_ids`` (of its
-      table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in the allocator's events.
+    - ``connector_plan``: ``receives`` is what the step has the connector load, ``sends`` which finished requests it
+      keeps the blocks of until they are sent;
+    - ``connector_result`` is one of three. What the workers said with a result: ``finished_sending``,
+      ``finished_recving``, ``failed_recving``, ``invalid_blocks`` that could not be loaded, and ``unknown_requests``,
+      those of the finished that the scheduler does not have. What has become of the requests whose loads failed, when
+      that had taken effect: ``taken_up``. Or a load into blocks of ``request_id``, outside of any step, has ended:
+      ``block_ids`` (of its table of ``group_id``) are valid for ``filled`` tokens each; ``cause`` and ``pool`` as in
+      the allocator's events.
     """
 
     kind: str
@@ -256,6 +263,14 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     filled: Runs | UnsetType = UNSET
     cause: str | UnsetType = UNSET
     pool: int | UnsetType = UNSET
+    receives: list[ReceiveInfo] | UnsetType = UNSET
+    sends: list[RequestId] | UnsetType = UNSET
+    finished_sending: list[RequestId] | UnsetType = UNSET
+    finished_recving: list[RequestId] | UnsetType = UNSET
+    failed_recving: list[RequestId] | UnsetType = UNSET
+    invalid_blocks: Runs | UnsetType = UNSET
+    unknown_requests: list[RequestId] | UnsetType = UNSET
+    taken_up: list[TakenUpInfo] | UnsetType = UNSET
 
 
 # Errors, coverage -----------------------------------------------------------------------------------------------------

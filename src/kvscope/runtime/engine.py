@@ -10,11 +10,13 @@ from ..checks.judge import judge_bind, judge_lifecycle, judge_result
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
+from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
 from ..state.bindings import Bindings
 from ..state.lifecycle import Lifecycle
+from .connector import ConnectorJudge
 from .isolation import Isolation, take_due
 from .pool import UNSEEN_STEP, PoolJudge
 from .run import Run
@@ -35,6 +37,7 @@ class EngineJudge:
         self._bindings = Bindings(topology, doubts=True)
         self._lifecycle = Lifecycle()
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
+        self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
         self.answers: Callable[[object], None] | None = None
         self._scheduling = False
@@ -131,6 +134,35 @@ class EngineJudge:
             trace_id=declaration.trace_id,
             approx_bytes=256 * len(declaration.requests.scheduled) + declaration.requests.table_bytes,
         )
+
+    def observe_connector(self) -> None:
+        """From now on it is told what is planned with the connector, of which nothing has been used yet."""
+        self.connector = ConnectorJudge(self._run, self._bindings)
+
+    def on_connector_plan(self, plan: ConnectorPlan) -> None:
+        """Loads of the step that is being made, or sends of requests that have just finished."""
+        if self.connector is not None:
+            step = self._step + self._scheduling
+            self.connector.plan(plan, step, self._trace_prefix + str(step), scheduling=self._scheduling)
+
+    def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None:
+        """The result of a step, which is about to take effect, says something about transfers."""
+        step = declaration.step if declaration is not None else self._step
+        if self.connector is not None:
+            self.connector.result(result, declaration, step, self._trace_prefix + str(step))
+        if result.invalid_blocks and self.pool is not None:
+            self.pool.report_invalid(result.invalid_blocks, step)
+
+    @property
+    def failed_loads(self) -> list[str]:
+        """Requests whose loads the result at hand says to have failed: :meth:`on_taken_up` wants to know of them."""
+        return [load.request_id for load in self.connector.failed] if self.connector is not None else []
+
+    def on_taken_up(self, declaration: Declaration | None, taken_up: list[TakenUp]) -> None:
+        """The result has taken effect."""
+        step = declaration.step if declaration is not None else self._step
+        if self.connector is not None:
+            self.connector.taken_up(taken_up, declaration, step, self._trace_prefix + str(step))
 
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run

@@ -175,6 +175,11 @@ class PoolJudge:
         self._last_returned = step
         self.legality.confirm(declaration, result)
 
+    def report_invalid(self, block_ids: Sequence[int], step: int) -> None:
+        """The result of a step says that these blocks could not be loaded."""
+        if self.lost is None:
+            self.legality.invalid.report(block_ids, step)
+
     def _audit(self, host: HostPool, declaration: Declaration) -> list[Finding]:
         """Hold the next piece of the ledger against the pool. No operation is under way when a step is declared."""
         first, ledger = self._audit_at, self.ledger

@@ -56,6 +56,8 @@ class HookBook(Protocol):
     @property
     def allocator_faults(self) -> list[int]: ...
 
+    def connector_faults(self) -> int: ...
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
@@ -95,6 +97,11 @@ class Run:
     def allocator_faults(self) -> list[int]:
         """Faults of the hooks of the block pool in this process: a list of one number, which goes on counting."""
         return self._hooks.allocator_faults
+
+    @property
+    def connector_faults(self) -> int:
+        """Faults of the hooks of what is planned with a connector, in this process."""
+        return self._hooks.connector_faults()
 
     @property
     def process(self) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from ..facts.topology import Group
 from .bindings import Table
+from .blocks import BlockLedger
 
 
 class Unwritten(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,3 +94,19 @@ def unwritten_from(
                 needed=min(group.block_size, needed - index * group.block_size),
                 declared=declared,
             )
+
+
+def shared_write(
+    request_id: str, group_index: int, index: int, block_id: int, offset: int, ledger: BlockLedger, *, loaded: bool
+) -> SharedWrite:
+    """The first write of a request into a block, with what the ledger knows of the block."""
+    return SharedWrite(
+        request_id=request_id,
+        group_index=group_index,
+        index=index,
+        block_id=block_id,
+        offset=offset,
+        owners=int(ledger.references_of([block_id])[0]),
+        hashed_tokens=int(ledger.hash_tokens_of([block_id])[0]),
+        loaded=loaded,
+    )

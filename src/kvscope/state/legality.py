@@ -23,8 +23,9 @@ from ..facts.requests import Declaration, StepRequests, StepResult
 from ..facts.topology import Group, Topology
 from .bindings import Bindings, Table
 from .blocks import BlockLedger
-from .doubts import Exceeded, SharedWrite, Unwritten, unwritten_from
+from .doubts import Exceeded, SharedWrite, Unwritten, shared_write, unwritten_from
 from .hits import Hits
+from .invalid_blocks import InvalidBlocks
 from .progress import Progress
 from .releases import Releases
 from .visibility import relied_on
@@ -46,7 +47,8 @@ class Legality:
     behind what it wrote), ``shared``, ``exceeded``, ``hits``, ``interval`` (the operations since the step before).
     ``doubtful``: a plan of this step cannot be right, however well it agrees with its declaration.
 
-    ``aborted`` has blocks, with their generation, that a step was to write whose result never came.
+    ``aborted`` has blocks, with their generation, that a step was to write whose result never came; ``invalid`` those
+    that a connector could not load, where somebody tells it.
     """
 
     def __init__(self, topology: Topology, ledger: BlockLedger, bindings: Bindings) -> None:
@@ -65,6 +67,7 @@ class Legality:
         self._progress = Progress(self.block_sizes.values())
         self._releases = Releases(self._groups, ledger, bindings, self._progress)
         self.hits = Hits(ledger, self._releases)
+        self.invalid = InvalidBlocks(ledger)
         self._loaded: dict[str, int] = {}
         self._taken: list[PoolOperation] = []
         self._has_others = self.doubtful = self._examined = False
@@ -103,6 +106,8 @@ class Legality:
             self.unwritten, self.gaps, self.shared, self.exceeded = [], [], [], []
             self.doubtful = bool(self.stale)
         requests = declaration.requests
+        if self.invalid.any:
+            self.invalid.advance(requests, self.interval, self._bindings, self._groups)
         if requests.scheduled:
             self.step = declaration.step
             self._on_their_way.append((declaration.step, requests.scheduled))
@@ -116,7 +121,7 @@ class Legality:
                 self.hits.advance()
             if self._progress.filled:
                 self._declare_filled(declaration.step)
-            return bool(self.stale or self.exceeded or self.aborted)
+            return bool(self.stale or self.exceeded or self.aborted or self.invalid.any)
         self._advance(declaration)
         self._examined = True
         self.doubtful = bool(self.stale or self.unwritten or self.gaps or self.shared)
@@ -311,18 +316,8 @@ class Legality:
                 # _update_waiting_for_remote_kv).
                 overwrites = start < self.loaded_tokens(request_id) - 1 and group.visible_tokens is None
                 if index < len(blocks) and (overwrites or blocks[index] in hits.get(request_id, _NOTHING)):
-                    self.shared.append(
-                        SharedWrite(
-                            request_id=request_id,
-                            group_index=group_index,
-                            index=index,
-                            block_id=blocks[index],
-                            offset=offset,
-                            owners=int(self.ledger.references_of([blocks[index]])[0]),
-                            hashed_tokens=int(self.ledger.hash_tokens_of([blocks[index]])[0]),
-                            loaded=overwrites,
-                        )
-                    )
+                    place = (request_id, group_index, index, blocks[index])
+                    self.shared.append(shared_write(*place, offset, self.ledger, loaded=overwrites))
 
     def _declare_loads(self, requests: StepRequests, external: Mapping[str | None, Collection[int]]) -> None:
         """A load inside the step fills the blocks before attention looks (``KVConnectorBase.start_load_kv``,

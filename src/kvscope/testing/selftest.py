@@ -62,12 +62,16 @@ def run(runner: Runner) -> SelftestResult:
         control_rows = trace.run.coverage.rows
         control_findings = [finding.reason for finding in findings_in(trace.records())]
         for name in names:
-            if not FAULTS[name].crashes and not needs_preemption(name):
+            if not FAULTS[name].crashes and occasion(FAULTS[name])[0] is SETTINGS:
                 outcomes[name] = inject(llm, trace, name)
     for name in names:
-        if name not in outcomes:
-            with observed("raise" if FAULTS[name].crashes else "log", occasion(FAULTS[name])[0]) as (llm, trace):
-                outcomes[name] = inject(llm, trace, name)
+        if name in outcomes:
+            continue
+        settings, crashes = occasion(FAULTS[name])[0], FAULTS[name].crashes
+        with observed("raise" if crashes else "log", settings) as (llm, trace):
+            together = [each for each in names if occasion(FAULTS[each])[0] is settings and not FAULTS[each].crashes]
+            for each in [name] if crashes else together:
+                outcomes[each] = inject(llm, trace, each)
     return SelftestResult(
         runner=runner,
         outcomes=[outcomes[name] for name in names],
@@ -83,11 +87,6 @@ def detectable(runner: str) -> list[str]:
     """
     names = [name for name, fault in FAULTS.items() if runner in fault.runners and fault.expected in RULES]
     return sorted(names, key=lambda name: FAULTS[name].blinds)
-
-
-def needs_preemption(name: str) -> bool:
-    """Whether the fault only finds its occasion when a request resumes after a preemption."""
-    return FAULTS[name].traffic == "preempting"
 
 
 @contextmanager

@@ -22,7 +22,8 @@ WITH_EVERY_STEP = {
     "pool.alloc", "pool.queue", "pool.touch", "pool.free", "pool.unpin", "pool.cache", "pool.cache_partial",
     "pool.move_hashes", "pool.evict", "pool.copy_on_write", "manager.allocate", "manager.pop", "manager.window",
     "scheduler.preempt", "scheduler.finish", "scheduler.free", "scheduler.finished", "scheduler.drain",
-    "scheduler.free_copied", "scheduler.invalid", "scheduler.loaded",
+    "scheduler.free_copied", "scheduler.invalid", "scheduler.loaded", "connector.alloc", "connector.plan",
+    "connector.finished",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.dummy import dummy_table_live
 from kvscope.checks.generation import GENERATION_RULES
@@ -178,8 +179,12 @@ OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in famil
 """What needs a ledger of the pool beside declarations and plans."""
 
 
+OF_A_CONNECTOR = {function.rule.reason for function in (*COMPLETION_RULES, *FAILED_LOAD_RULES, *INVALID_RULES)}
+"""What needs records of its own: ``test_connector``."""
+
+
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
-    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL == RULES.keys()
+    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR == RULES.keys()
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+import unit.checks.connector_cases
 import unit.checks.content_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
@@ -20,6 +21,7 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
@@ -105,6 +107,9 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        COMPLETION_RULES,
+        FAILED_LOAD_RULES,
+        INVALID_RULES,
         LIST_RULES,
         CONTENT_RULES,
         LIFETIME_RULES,

@@ -33,6 +33,9 @@ class Hooks:
     def seams_absent(self) -> dict[str, str]:
         return {"worker.sample": "Worker has no method sample_tokens of its own"}
 
+    def connector_faults(self) -> int:
+        return 0
+
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return dict(self.numbers)
 

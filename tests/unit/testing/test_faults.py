@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.testing.faults import FAULTS, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
+from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -72,6 +73,7 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
         "dummy": set(DUMMY_FAULTS),
         "result": set(RESULT_FAULTS),
         "allocator": set(STORIES),
+        "connector": set(CONNECTOR_STORIES),
     }
     for point, names in by_point.items():
         assert {name for name, fault in FAULTS.items() if fault.point == point} == names
@@ -86,6 +88,7 @@ def test_what_must_be_found_is_not_also_a_mere_consequence() -> None:
 def test_a_fault_says_under_which_engine_and_requests_it_happens() -> None:
     assert occasion(FAULTS["slot_plus_one"]) == (SETTINGS, {})
     assert occasion(FAULTS["stale_row_after_preemption"]) == (PREEMPTING, {})
+    assert occasion(FAULTS["received_twice"]) == (LOADING, TRAFFIC["loading"])
     assert occasion(FAULTS["dummy_slot"]) == (SETTINGS, TRAFFIC["dummies"])
     assert {fault.traffic for fault in FAULTS.values()} == set(TRAFFIC)
 

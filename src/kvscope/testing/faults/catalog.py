@@ -1,6 +1,7 @@
 """What each fault does, where it goes in, and which finding it must cause. The names are a public interface."""
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
+from kvscope.testing.faults.connector_catalog import CONNECTOR_FAULTS
 from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
@@ -330,6 +331,7 @@ _ALL = [
         point="result",
     ),
     *ALLOCATOR_FAULTS,
+    *CONNECTOR_FAULTS,
 ]
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -1,14 +1,15 @@
 """The places in the host where faults go in, for vLLM 0.32. None of them is a seam of kvscope.
 
 Worker side: `plan_sites`, and for padding and dummy runs `padding`. Scheduler side: before
-`Scheduler._update_after_schedule`; for the allocator `story`; around `execute_model` of the executors, or, for one rank
-alone, around `WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`); and around `sample_tokens` of the
-executors for results.
+`Scheduler._update_after_schedule`; around `execute_model` of the executors, or, for one rank alone, around
+`WorkerProc._execute_worker_rpc` (`v1/executor/multiproc_executor.py`); and around `sample_tokens` of the executors for
+results. For the allocator and a connector `story`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.hooks import Around, Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -222,4 +223,5 @@ _BY_POINT: dict[str, Callable[[Injection], Sites]] = {
     "handover": _handover_sites,
     "result": _result_sites,
     "allocator": lambda injection: story_sites(injection, STORIES[injection.fault.name]),
+    "connector": lambda injection: story_sites(injection, CONNECTOR_STORIES[injection.fault.name]),
 }

@@ -37,6 +37,12 @@ Moment = Literal[
     "computing",
     "counting",
     "planned",
+    "reporting",
+    "lacking",
+    "failing",
+    "invalidating",
+    "evicting",
+    "completing",
 ]
 """`between`: a step with work is over. `scheduled`: an output with work is complete, and about to be declared.
 `running`: the worker has the step, its result is not back. `admitting`: what a waiting request finds in the cache is
@@ -45,13 +51,16 @@ that it needs. `zeroing`: the list of blocks to be zeroed is known. `popping`: a
 its blocks are about to be freed. `freeing`: a request is about to be freed. `deferring`: whether a request's blocks may
 be freed at once is known. `resetting`, `reset`: before and after a reset of the prefix cache. `counting`: a V2 runner
 knows how many tokens are computed. `planned`: tables and slots of a worker are final, and can still be changed.
-`computing`: a worker is about to compute."""
+`computing`: a worker is about to compute. `reporting`, `lacking`: a worker's connector has said which transfers are
+over, and which blocks could not be loaded. When the scheduler has the result, `failing` and `invalidating`: it is about
+to take up that loads of requests, or (twice) of blocks, have failed; `evicting`: hashes of blocks are about to be
+dropped; `completing`: what is over is about to be taken up."""
 
 
 @dataclass(slots=True)
 class Call:
     """The host's call at a moment. A story may replace the `result` (at `computing`: by what is to be raised), have
-    `freeing` `skipped`, and `adopting` leave the blocks `untouched`."""
+    `freeing`, `failing`, `invalidating` and `evicting` `skipped`, and `adopting` leave the blocks `untouched`."""
 
     args: tuple[Any, ...]
     result: Any = None
@@ -143,6 +152,8 @@ def story_sites(injection: Injection, told: Told) -> Sites:
         sites += _forward_sites(telling)
     if "counting" in moments:
         sites += _counting_sites(telling)
+    if "reporting" in moments:
+        sites += _reporting_sites(telling)
     if "zeroing" in moments:
         sites += _zeroing_sites()
     if "planned" in moments:
@@ -217,11 +228,14 @@ def _scheduler_places(telling: Telling) -> dict[Moment, Sites]:
 
         return around
 
-    def freeing(original: Any, kv: Any, *args: Any, **kwargs: Any) -> Any:
-        call = Call((kv, *args))
-        if telling.books is not None and kv is telling.books.kv:
-            telling.reached("freeing", call)
-        return None if call.skipped else original(kv, *args, **kwargs)
+    def unless_skipped(moment: Moment, instead: Callable[[], Any] = lambda: None) -> Around:
+        def around(original: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
+            call = Call((host, *args))
+            if telling.books is not None and host in (telling.books.scheduler, telling.books.kv):
+                telling.reached(moment, call)
+            return instead() if call.skipped else original(host, *args, **kwargs)
+
+        return around
 
     return {
         "between": [(EngineCore, "post_step", between)],
@@ -232,9 +246,15 @@ def _scheduler_places(telling: Telling) -> dict[Moment, Sites]:
         "allocating": [(SingleTypeKVCacheManager, "allocate_new_blocks", manager_after("allocating"))],
         "zeroing": [(Scheduler, "_get_new_block_ids_to_zero", after("zeroing"))],
         "popping": [(SingleTypeKVCacheManager, "pop_blocks_for_free", manager_after("popping"))],
-        "freeing": [(KVCacheManager, "free", freeing)],
+        "freeing": [(KVCacheManager, "free", unless_skipped("freeing"))],
         "deferring": [(Scheduler, "_request_blocks_can_be_freed", after("deferring"))],
         "resetting": [(Scheduler, "reset_prefix_cache", resetting)],
+        "failing": [(Scheduler, "_handle_failed_recving", unless_skipped("failing", set))],
+        "invalidating": [
+            (Scheduler, "_update_requests_with_invalid_blocks", unless_skipped("invalidating", _nothing_invalid))
+        ],
+        "evicting": [(KVCacheManager, "evict_blocks", unless_skipped("evicting"))],
+        "completing": [(Scheduler, "_update_from_kv_xfer_finished", before("completing"))],
     }
 
 
@@ -251,6 +271,29 @@ def _forward_sites(telling: Telling) -> Sites:
         return original(*args, **kwargs)
 
     return [(module, "set_forward_context", computing) for module in (gpu_model_runner, model_runner)]
+
+
+def _nothing_invalid() -> tuple[set[str], int, set[int]]:
+    """What `Scheduler._update_requests_with_invalid_blocks` returns when nobody has such a block."""
+    return set(), 0, set()
+
+
+def _reporting_sites(telling: Telling) -> Sites:
+    """Where both runners ask their connector at the end of a step."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    def after(moment: Moment) -> Around:
+        def around(original: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+            call = Call((connector, *args), original(connector, *args, **kwargs))
+            telling.reached(moment, call)
+            return call.result
+
+        return around
+
+    return [
+        (KVConnectorBase_V1, "get_transfer_results", after("reporting")),
+        (KVConnectorBase_V1, "get_block_ids_with_load_errors", after("lacking")),
+    ]
 
 
 def _counting_sites(telling: Telling) -> Sites:

@@ -28,6 +28,19 @@ caches prefixes, and always has blocks of 16 tokens.
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
 """The same with a pool that is too small, so that requests are preempted and resumed."""
 
+LOADING: dict[str, Any] = SETTINGS | {
+    "kv_transfer_config": {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostCopies",
+            "spec_module_path": "kvscope.testing.offloading",
+            "cpu_bytes_to_use": 8 << 20,
+        },
+    }
+}
+"""The same with prompts that are stored beside the pool, and loaded from there when they come again."""
+
 TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "steady": {},
     "finishing": {"max_tokens": 6},
@@ -37,11 +50,14 @@ TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "long": {"requests": 2, "max_tokens": 6, "last_tokens": 110, "steps_after": 90},
     "dummies": {"dummy_every": 4},
     "preempting": {},
+    "loading": {"max_tokens": 6, "rounds": 2},
+    "loading_twins": {"max_tokens": 6, "twins": True, "rounds": 2},
 }
 """What `workload` is called with for a fault. `steady`: requests grow for a while. `finishing`: some end while others
 run. `twins`: each hits what the one before it computes. `again`, `twins_again`: all come a second time. `long`: one
 goes on for so long that every audit comes around. `dummies`: workers run batches without work in between. `preempting`:
-as `steady`, in a pool that is too small."""
+as `steady`, in a pool that is too small. `loading`, `loading_twins`: as `again`, and with twins, and what comes again
+is loaded."""
 
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
@@ -67,7 +83,8 @@ def prompts(salt: int = 0) -> list[list[int]]:
 
 def occasion(fault: Fault) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the engine and the arguments of `workload` under which a fault happens."""
-    return PREEMPTING if fault.traffic == "preempting" else SETTINGS, TRAFFIC[fault.traffic]
+    settings = {"preempting": PREEMPTING, "loading": LOADING, "loading_twins": LOADING}.get(fault.traffic, SETTINGS)
+    return settings, TRAFFIC[fault.traffic]
 
 
 def workload(
