@@ -32,6 +32,8 @@ class EngineJudge:
     every other rank needs in order to finish. They are taken up before the result takes effect.
     """
 
+    answers: Callable[[object], None] | None = None
+
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
@@ -39,7 +41,6 @@ class EngineJudge:
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
-        self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
