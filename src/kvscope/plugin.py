@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import config as configuration
+from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
 from .boundary.connector import PlanReader
+from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
@@ -24,6 +26,7 @@ from .boundary.topology import api_server_of, read_ranks, read_topology, returns
 from .config import Config
 from .errors import ConfigurationError
 from .logs import say
+from .runtime.deferred import DeferredJudge
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
@@ -175,16 +178,44 @@ class PluginHub:
             return
         topology = read_topology(kv_cache_config)
         observer.bind_topology(topology)
-        observer.reads_host_tensors = worker.model_runner.device.type == "cpu"
+        observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
-        if not observer.reads_host_tensors:
-            self._refuse_if(refused_groups(run.config, topology, "device_tensors"))
+        if not (observer.reads_host_tensors or isinstance(observer, DeferredJudge)):
+            self._refuse_if(refused_groups(run.config, topology, DEVICE_TENSORS))
         if "engine" not in run.roles:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
+
+    def _defer(self, run: Run, worker: Any, observer: Any) -> Any:
+        """The observer that can judge this worker's tensors where they are.
+
+        Without the memory for clones, or on a device that torch does not serve, it is one that judges no plan.
+        """
+        runner, judge = worker.model_runner, observer.judge if isinstance(observer, DeferredJudge) else observer
+        judge.reads_host_tensors = False
+        try:
+            device = audit_device(runner)
+            if device is None:
+                judge.reads_host_tensors = True
+                return judge
+            whole = runner_v2.whole_plan(runner) if run.runner == "V2" else runner_v1.whole_plan(runner)
+            ring = CloneRing(device, clone_bytes_of(whole))
+        except Exception as error:  # noqa: BLE001 - the device is anybody's; what it cannot do must not stop the start
+            text = "kvscope: plans on this device are not judged (%s)"
+            say(logging.WARNING, text, type(error).__name__, error=error)
+            return judge
+        setattr(runner, CLONES, ring)
+        run.device_clone_bytes = ring.device_bytes
+        self._install("deferred_v2" if run.runner == "V2" else "deferred_v1")
+        if isinstance(observer, DeferredJudge):
+            return observer
+        ranks = read_ranks(worker.vllm_config, worker.rank)
+        deferred = DeferredJudge(judge, run, returns_results=returns_results(worker.vllm_config, ranks))
+        setattr(worker, OBSERVER, deferred)
+        return deferred
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""

@@ -73,7 +73,7 @@ class Trace:
     def rows_scheduled(self) -> int:
         return sum(coverage.rows_scheduled for coverage in self.last_coverage().values())
 
-    def skipped(self) -> dict[str, dict[str, int]]:
+    def skipped(self) -> dict[str, dict[str, dict[str, int]]]:
         return {
             name: coverage.checks_skipped for name, coverage in self.last_coverage().items() if coverage.checks_skipped
         }

@@ -9,6 +9,7 @@ from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
+from .device import Clone
 
 
 class Observer(Protocol):
@@ -90,6 +91,25 @@ class WorkerObserver(Observer, Protocol):
     def on_dummy_skipped(self, cause: str) -> None: ...
 
     def on_result(self, result: StepResult | None) -> None: ...
+
+
+class DeferringObserver(WorkerObserver, Protocol):
+    """Observes a worker whose tensors are on a device; ``reads_host_tensors`` is False.
+
+    ``settle`` and what ``due`` returns, an object with a ``settle``, may raise ViolationError.
+    """
+
+    has_begun: bool
+
+    def on_plan_clone(self, clone: Clone[Plan]) -> None: ...
+
+    def on_dummy_clone(self, clone: Clone[DummyRun]) -> None: ...
+
+    def make_room(self) -> None: ...
+
+    def settle(self, number: int | None = None) -> None: ...
+
+    def due(self) -> Any: ...
 
 
 class Hub(Protocol):

@@ -21,7 +21,18 @@ MAX_FAULTS = 16
 OBSERVER = "_kvscope_observer"
 """Attribute by which a host object (scheduler, worker, runner) carries its observer; absent: pass through."""
 
-Role = Literal["bootstrap", "frontend", "engine", "allocator", "connector", "worker", "worker_v1", "worker_v2"]
+Role = Literal[
+    "bootstrap",
+    "frontend",
+    "engine",
+    "allocator",
+    "connector",
+    "worker",
+    "worker_v1",
+    "worker_v2",
+    "deferred_v1",
+    "deferred_v2",
+]
 Original = Callable[..., Any]
 Wrap = Callable[[Original, "Hook"], Original]
 

@@ -10,6 +10,9 @@ from .scheduler import declaration_of
 
 TRACE = "_kvscope_trace"
 """Attribute of a ModelRunnerOutput: the trace id of the step in which it was made. It travels back to EngineCore."""
+DUE = "_kvscope_due"
+"""Attribute by which an asynchronous result carries who is to be told when it is taken."""
+
 
 _INNER = ("model_runner_output", "_model_runner_output")
 """Where an asynchronous output has the result that its ``get_output`` will return: V2 ``AsyncOutput`` and
@@ -81,6 +84,11 @@ def _lengths(number: int, sampled: Any, pooled: Any) -> dict[str, int] | None:
         return None
     lists = {"sampled_token_ids": sampled, "pooler_output": pooled}
     return {name: len(entries) for name, entries in lists.items() if entries}
+
+
+def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Somebody has waited for an asynchronous result: what its step handed to attention is judged before it goes on."""
+    due.settle()
 
 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:

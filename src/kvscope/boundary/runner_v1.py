@@ -9,11 +9,13 @@ it: every run fills what it hands on itself, so nothing replays that. What a run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -94,10 +96,12 @@ def after_slot_mappings(observer: Any, runner: Any, args: Any, kwargs: Any, resu
     if observer.expects_no_plan:
         setattr(runner, HANDED, max((slots.shape[0] for slots in by_group.values()), default=0))
         return
-    if not observer.reads_host_tensors:
-        observer.on_plan_skipped("device_tensors")
+    num_tokens = kwargs["num_tokens_unpadded"]
+    if observer.reads_host_tensors:
+        observer.on_plan(read_plan(runner, by_group, num_tokens))
         return
-    observer.on_plan(read_plan(runner, by_group, kwargs["num_tokens_unpadded"]))
+    ring = ring_of(observer, runner)
+    hand_on_plan(observer, ring if isinstance(ring, str) else clone_plan(ring, runner, by_group, num_tokens))
 
 
 def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
@@ -111,32 +115,86 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     return plan
 
 
+def whole_plan(runner: Any) -> list[Any]:
+    """All tensors of which a plan is made, in their full size."""
+    tables = runner.input_batch.block_table.block_tables
+    own = [runner.query_start_loc.gpu, runner.positions, runner.seq_lens]
+    return [*own, *(t.block_table.gpu for t in tables), *(t.slot_mapping.gpu for t in tables)]
+
+
+def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: int) -> Clone[Plan] | None:
+    """A clone of the plan whose tensors are on a device; None: it does not fit.
+
+    Offsets, positions and lengths are those of the device, where they are exact even when the host only has an upper
+    bound of them; how many blocks a row has only the host knows.
+    """
+    batch = runner.input_batch
+    rows = batch.num_reqs
+    request_ids, exact = batch.req_ids[:rows], not runner.use_async_spec_decode
+    longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
+    sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
+    counted = []
+    for group_id, slots in slots_by_group.items():
+        table = batch.block_table.block_tables[group_id]
+        counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
+        width = table_width(counts, longest, table.block_size, entries.shape[1])
+        sources += [entries[:rows, :width], slots]
+        counted.append((group_id, counts))
+
+    def make(arrays: list[Array]) -> Plan:
+        groups = [
+            GroupPlan(
+                group_id=group_id,
+                tables=arrays[3 + 2 * index],
+                table_blocks=counts,
+                slots=arrays[4 + 2 * index].astype(np.int64, copy=False),
+            )
+            for index, (group_id, counts) in enumerate(counted)
+        ]
+        return Plan(
+            request_ids=request_ids,
+            query_start=arrays[0],
+            positions=arrays[1].astype(np.int64, copy=False),
+            seq_lens=arrays[2],
+            num_tokens=num_tokens,
+            groups=groups,
+            exact=exact,
+        )
+
+    return ring.clone(sources, make)
+
+
 def before_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
     setattr(runner, HANDED, 0)
-    setattr(runner, BEFORE_DUMMY, [buffer.copy() for buffer in _slot_buffers(runner) or ()])
+    if observer.reads_host_tensors and not kwargs.get("is_graph_capturing"):
+        setattr(runner, BEFORE_DUMMY, [buffer.numpy().copy() for buffer in _slot_buffers(runner)])
 
 
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
-    before = runner.__dict__.pop(BEFORE_DUMMY)
     if kwargs.get("is_graph_capturing"):
-        observer.on_dummy_skipped("graph_capture")
+        observer.on_dummy_skipped(CAPTURING)
         return
-    buffers = _slot_buffers(runner)
-    if buffers is None:
-        observer.on_dummy_skipped("device_tensors")
-        return
+    buffers, handed = _slot_buffers(runner), getattr(runner, HANDED)
     num_tokens = args[0] if args else kwargs["num_tokens"]
-    observer.on_dummy(read_dummy(buffers, before, num_tokens, getattr(runner, HANDED)))
+    if observer.reads_host_tensors:
+        before = runner.__dict__.pop(BEFORE_DUMMY)
+        observer.on_dummy(read_dummy([buffer.numpy() for buffer in buffers], before, num_tokens, handed))
+        return
+
+    def make(arrays: list[Array]) -> DummyRun:
+        return read_dummy(arrays, arrays, num_tokens, handed)
+
+    # What was not handed on would have to be cloned before the run as well, so nothing is said about it.
+    hand_on_dummy(observer, runner, [buffer[: max(handed, num_tokens)] for buffer in buffers], make)
 
 
-def _slot_buffers(runner: Any) -> list[Int64] | None:
-    """The persistent slots of each group, ``int64 [most tokens of a batch]``; None if they are not on the host."""
+def _slot_buffers(runner: Any) -> list[Any]:
+    """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
     tables = runner.input_batch.block_table
-    buffers = [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
-    return [buffer.numpy() for buffer in buffers] if all(buffer.device.type == "cpu" for buffer in buffers) else None
+    return [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
 
 
-def read_dummy(buffers: list[Int64], before: list[Int64], num_tokens: int, handed: int) -> DummyRun:
+def read_dummy(buffers: Sequence[Int64], before: Sequence[Int64], num_tokens: int, handed: int) -> DummyRun:
     """What a dummy run has left in the slot buffers, of which it has handed on the first ``handed`` entries."""
     persistent = {}
     for group_id, (now, was) in enumerate(zip(buffers, before, strict=True)):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, PersistentSlots, Plan
+from .device import CAPTURING, WARM_UP, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 
 
 def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -21,11 +22,14 @@ def after_prepare_attn(observer: Any, runner: Any, args: Any, kwargs: Any, resul
             _read_warm_up(observer, result[1])
         return
     block_tables, slot_mappings = result
-    if not observer.reads_host_tensors:
-        observer.on_plan_skipped("device_tensors")
-        return
     batch = args[0] if args else kwargs["input_batch"]
-    observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+    if observer.reads_host_tensors:
+        observer.on_plan(read_plan(runner, batch, block_tables, slot_mappings))
+        return
+    ring = ring_of(observer, runner)
+    hand_on_plan(
+        observer, ring if isinstance(ring, str) else clone_plan(ring, runner, batch, block_tables, slot_mappings)
+    )
 
 
 def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Plan:
@@ -49,43 +53,88 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         seq_lens=batch.seq_lens.numpy()[:rows],
         num_tokens=batch.num_tokens,
         groups=groups,
-        exact=not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling),
+        exact=_knows_lengths(runner),
     )
+
+
+def _knows_lengths(runner: Any) -> bool:
+    return not (runner.num_speculative_steps > 0 and runner.scheduler_config.async_scheduling)
+
+
+def whole_plan(runner: Any) -> list[Any]:
+    """All tensors of which a plan is made, in their full size."""
+    own, tables = runner.input_buffers, runner.block_tables
+    return [own.query_start_loc, own.positions, own.seq_lens, *tables.input_block_tables, tables.slot_mappings]
+
+
+def clone_plan(ring: CloneRing, runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) -> Clone[Plan] | None:
+    """A clone of the plan whose tensors are on a device; None: it does not fit.
+
+    Offsets, positions and lengths are those of the device, where they are exact even when the host only has an upper
+    bound of them; how many blocks a row has only the host knows.
+    """
+    rows, num_tokens, request_ids = batch.num_reqs, batch.num_tokens, batch.req_ids
+    exact = _knows_lengths(runner)
+    counted = runner.block_tables.num_blocks.np[:, batch.idx_mapping_np]
+    longest = int(batch.seq_lens_cpu_upper_bound[:rows].max())
+    sources = [batch.query_start_loc[: rows + 1], batch.positions[:num_tokens], batch.seq_lens[:rows], slot_mappings]
+    for group_id, table in enumerate(block_tables):
+        size = runner.block_tables.block_sizes[group_id]
+        sources.append(table[:rows, : table_width(counted[group_id], longest, size, table.shape[1])])
+
+    def make(arrays: list[Array]) -> Plan:
+        slots = arrays[3].astype(np.int64, copy=False)
+        groups = [
+            GroupPlan(group_id=group_id, tables=table, table_blocks=counted[group_id], slots=slots[group_id])
+            for group_id, table in enumerate(arrays[4:])
+        ]
+        return Plan(
+            request_ids=request_ids,
+            query_start=arrays[0],
+            positions=arrays[1].astype(np.int64, copy=False),
+            seq_lens=arrays[2],
+            num_tokens=num_tokens,
+            groups=groups,
+            exact=exact,
+        )
+
+    return ring.clone(sources, make)
 
 
 def after_prepare_dummy_attn(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
     _, slot_mappings = result
-    if slot_mappings.device.type != "cpu":
-        observer.on_dummy_skipped("device_tensors")
-        return
     # A context-parallel manager hands on a buffer of its own.
     whole = runner.block_tables.slot_mappings if runner.pcp_manager is None else slot_mappings
-    observer.on_dummy(read_dummy(slot_mappings, whole))
+    num_tokens = slot_mappings.shape[1]
+    if observer.reads_host_tensors:
+        observer.on_dummy(read_dummy(whole.numpy(), num_tokens))
+    else:
+        hand_on_dummy(observer, runner, [whole], lambda arrays: read_dummy(arrays[0], num_tokens))
 
 
-def read_dummy(slot_mappings: Any, whole: Any) -> DummyRun:
+def read_dummy(buffer: Array, num_tokens: int) -> DummyRun:
     """The slots that a dummy run hands to attention, and what else the buffer holds that graphs read them from.
 
-    ``get_dummy_slot_mappings`` turns off the whole buffer, since a kernel may look beyond the tokens.
+    ``get_dummy_slot_mappings`` turns off the whole buffer ``int64 [groups, most tokens of a batch]``, since a kernel
+    may look beyond the tokens.
     """
-    slots, buffer = slot_mappings.numpy(), whole.numpy()
-    num_tokens = slots.shape[1]
     persistent = {}
     for group_id, rest in enumerate(buffer[:, num_tokens:]):
         enabled = np.flatnonzero(rest != PAD_SLOT)
         persistent[group_id] = PersistentSlots(
             checked=rest.size, indexes=enabled + num_tokens, slots=rest[enabled].astype(np.int64)
         )
-    return DummyRun(slots=dict(enumerate(slots)), num_tokens=num_tokens, persistent=persistent)
+    slots = dict(enumerate(buffer[:, :num_tokens].astype(np.int64, copy=False)))
+    return DummyRun(slots=slots, num_tokens=num_tokens, persistent=persistent)
 
 
 def _read_warm_up(observer: Any, slot_mappings: Any) -> None:
-    if slot_mappings.device.type != "cpu":
-        observer.on_dummy_skipped("device_tensors")
+    if not observer.reads_host_tensors:
+        observer.on_dummy_skipped(WARM_UP)
         return
     slots = slot_mappings.numpy()
     observer.on_dummy(DummyRun(slots=dict(enumerate(slots)), num_tokens=slots.shape[1], warm_up=True))
 
 
 def after_capture(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
-    observer.on_dummy_skipped("graph_capture")
+    observer.on_dummy_skipped(CAPTURING)

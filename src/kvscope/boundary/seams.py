@@ -20,7 +20,7 @@ HOSTS = ("0.32",)
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
     engine = (*_engine(hub), *pool_seams(), *connector_seams())
-    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs())
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:
@@ -187,6 +187,28 @@ def _runners() -> tuple[Seam, ...]:
         _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
         _dummy_seam("runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn),
         _dummy_seam("runner_v2.capture", f"{v2}.capture_model", "worker_v2", runner_v2.after_capture),
+    )
+
+
+def _outputs() -> tuple[Seam, ...]:
+    """Where somebody takes a result that the device has yet to finish; wrapped only if plans are on a device."""
+    v1, v2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.async_utils"
+    return (
+        _output_seam("runner_v1.output", f"{v1}:AsyncGPUModelRunnerOutput", "deferred_v1"),
+        _output_seam("runner_v1.pooled", f"{v1}:AsyncGPUPoolingModelRunnerOutput", "deferred_v1"),
+        _output_seam("runner_v2.output", f"{v2}:AsyncOutput", "deferred_v2"),
+        _output_seam("runner_v2.pooled", f"{v2}:AsyncPoolingOutput", "deferred_v2"),
+    )
+
+
+def _output_seam(name: str, owner: str, role: Role) -> Seam:
+    return Seam(
+        name,
+        f"{owner}.get_output",
+        role,
+        around(after=results.after_output, carrier=results.DUE),
+        fact="that the result of a step is taken, which is when its plan on the device is judged",
+        lost="plans on a device are judged late, when their step's result has taken effect",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .results import mark, read_result
+from .results import DUE, mark, read_result
 from .scheduler import DECLARATION, arrived_as_declared, declaration_of, drafts_otherwise, received_requests
 
 
@@ -30,19 +30,25 @@ def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
 def after_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any, result: Any) -> None:
     observer.on_launched()
     if result is not None:
-        _returned(observer, result)
+        _hand_back(observer, result)
 
 
 def after_sample(observer: Any, worker: Any, args: Any, kwargs: Any, result: Any) -> None:
     if result is not None:
-        _returned(observer, result)
+        _hand_back(observer, result)
 
 
-def _returned(observer: Any, result: Any) -> None:
+def _hand_back(observer: Any, result: Any) -> None:
     trace_id = observer.due_result
     if trace_id is not None:
         mark(result, trace_id)
     observer.on_result(read_result(result))
+    if observer.reads_host_tensors:
+        return
+    if getattr(result, "req_ids", None):
+        observer.settle()  # the host has waited for the device itself
+    elif hasattr(result, "get_output"):
+        setattr(result, DUE, observer.due())
 
 
 def before_shutdown(observer: Any, host: Any, args: Any, kwargs: Any) -> None:

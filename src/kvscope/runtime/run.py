@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -66,6 +66,9 @@ class Run:
 
     ``pending`` holds findings that are not just logged until EngineCore, if it lives in this process, takes them up;
     another process posts them into its mailbox, and keeps the first in ``undelivered`` where it could not have one.
+
+    ``device_clone_bytes`` is what the clones for the deferred audit take of a device's memory, None without such an
+    audit, and ``before_close`` who has something to say before the last record is written.
     """
 
     def __init__(self, run_id: str, config: Config, hooks: HookBook, versions: tuple[str | None, str | None]) -> None:
@@ -84,6 +87,8 @@ class Run:
         self.pending: list[Finding] = []
         self.undelivered: list[Finding] = []
         self.unjudged_cause: str | None = None
+        self.device_clone_bytes: int | None = None
+        self.before_close: list[Callable[[], None]] = []
         self.is_open = False
         self.is_closed = False
         self._hooks = hooks
@@ -164,6 +169,7 @@ class Run:
             platform_version=self._versions[1],
             runner=self.runner if self.runner is not None else UNSET,
             rank=self.ranks.world,
+            device_clone_bytes=self.device_clone_bytes,
             shared_file=f"{self.stream.stem}.shared" if self.stream.shared is not None else None,
         )
 
@@ -265,6 +271,8 @@ class Run:
         does nothing.
         """
         if self.has_stream and not self.is_closed:
+            for say_last in self.before_close:
+                say_last()
             self.is_closed = True
             for last in self._folds.take_unwritten():
                 finding = last.finding

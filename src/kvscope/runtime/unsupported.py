@@ -25,6 +25,10 @@ LOSES_NOTHING = frozenset(
         "engine.shutdown",
         "worker.sample",
         "worker.shutdown",
+        "runner_v1.output",
+        "runner_v1.pooled",
+        "runner_v2.output",
+        "runner_v2.pooled",
     }
 )
 """Seams that yield names and numbers for readers, or let go of something, and nothing that a check needs."""

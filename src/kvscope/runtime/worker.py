@@ -256,6 +256,10 @@ class WorkerJudge:
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 
+    def on_late_error(self, boundary: str, error_type: str) -> None:
+        """The host failed when somebody took the result of a step that had been launched long before."""
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
     def on_shutdown(self) -> None:
         if "engine" not in self._run.roles:
             self._run.close()

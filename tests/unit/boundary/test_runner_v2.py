@@ -81,8 +81,8 @@ def test_a_dummy_run_is_all_slots_that_are_handed_on() -> None:
     ]
 
 
-def test_a_dummy_run_on_a_device_is_left_alone_and_counted() -> None:
-    observer = told()
+def test_a_dummy_run_that_nobody_can_copy_is_counted() -> None:
+    observer = Told(reads_host_tensors=False)
     runner_v2.after_prepare_dummy_attn(observer, RUNNER, (), {}, (TABLES, SLOTS.to("meta")))
     runner_v2.after_capture(observer, RUNNER, (), {}, 0)
     assert observer.calls == [("on_dummy_skipped", ("device_tensors",)), ("on_dummy_skipped", ("graph_capture",))]
@@ -90,12 +90,12 @@ def test_a_dummy_run_on_a_device_is_left_alone_and_counted() -> None:
 
 @pytest.mark.parametrize("warming_up", [True, False])
 def test_outside_a_step_only_what_a_warm_up_stores_is_read(warming_up: bool) -> None:
-    observer = Told(expects_no_plan=True, is_warming_up=warming_up)
+    observer = Told(expects_no_plan=True, is_warming_up=warming_up, reads_host_tensors=True)
     runner_v2.after_prepare_attn(observer, RUNNER, (BATCH,), {}, (TABLES, SLOTS))
     assert observer.names == ["on_dummy"] * warming_up
     if warming_up:
         ((_, (run,)),) = observer.calls
         assert (run.warm_up, run.num_tokens, run.slots[1].tolist()) == (True, 4, [68, 69, 87, -1])
-    observer = Told(expects_no_plan=True, is_warming_up=warming_up)
+    observer = Told(expects_no_plan=True, is_warming_up=warming_up, reads_host_tensors=False)
     runner_v2.after_prepare_attn(observer, RUNNER, (BATCH,), {}, (TABLES, SLOTS.to("meta")))
-    assert observer.calls == [("on_dummy_skipped", ("device_tensors",))] * warming_up
+    assert observer.calls == [("on_dummy_skipped", ("warm_up",))] * warming_up

@@ -96,7 +96,7 @@ def test_lengths_of_asynchronous_speculative_decoding_are_estimates() -> None:
 
 
 @pytest.mark.parametrize("on_host", [True, False])
-def test_tensors_elsewhere_are_not_touched_but_counted(on_host: bool) -> None:
+def test_tensors_that_nobody_can_copy_are_not_touched_but_counted(on_host: bool) -> None:
     runner, observer = V1(), Told(expects_no_plan=False, reads_host_tensors=on_host)
     result = ({0: runner.slots[:3]}, None)
     runner_v1.after_slot_mappings(observer, runner, (), {"num_tokens_unpadded": 2}, result)
@@ -166,7 +166,7 @@ def test_dummy_runs_that_cannot_be_looked_at_are_counted() -> None:
         ("meta", {}, "device_tensors"),
         ("cpu", {"is_graph_capturing": True}, "graph_capture"),
     ):
-        observer, runner = Told(expects_no_plan=True), Dummy(device)
+        observer, runner = Told(expects_no_plan=True, reads_host_tensors=device == "cpu"), Dummy(device)
         runner.run(observer, 2, **kwargs)
         assert observer.calls == [("on_dummy_skipped", (cause,))]
         assert not hasattr(runner, runner_v1.BEFORE_DUMMY)

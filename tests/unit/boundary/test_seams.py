@@ -13,6 +13,7 @@ from kvscope.boundary import host
 from kvscope.boundary.ledger import Hook
 from kvscope.boundary.seams import HOSTS, seam_table
 from kvscope.plugin import PluginHub
+from kvscope.runtime.deferred import DeferredJudge
 from kvscope.runtime.engine import EngineJudge
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.worker import WorkerJudge
@@ -34,6 +35,7 @@ def test_names_and_targets_are_distinct() -> None:
 
 def test_every_role_has_seams_and_only_bootstrap_seams_wait_for_their_module() -> None:
     roles = {"bootstrap", "frontend", "engine", "allocator", "connector", "worker", "worker_v1", "worker_v2"}
+    roles |= {"deferred_v1", "deferred_v2"}
     assert {seam.role for seam in TABLE} == roles
     assert [seam.when_loaded for seam in TABLE] == [seam.role == "bootstrap" for seam in TABLE]
 
@@ -48,6 +50,7 @@ def test_the_hosts_that_were_read_are_named() -> None:
         (host.FrontendObserver, FrontendRecorder),
         (host.EngineObserver, EngineJudge),
         (host.WorkerObserver, WorkerJudge),
+        (host.DeferringObserver, DeferredJudge),
         (host.Hub, PluginHub),
     ],
 )
