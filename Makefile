@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint clean system-deps
+.PHONY: help setup demo test test-long matrix lint clean system-deps
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,9 @@ test:           ## style, types, unit tests, then the real engine with both runn
 
 test-long: setup ## what `make test` leaves out: the fault kit by itself, with both runners
 	@for runner in v1 v2; do .venv/bin/python -m pytest tests/engine --runner $$runner --long -q || exit 1; done
+
+matrix: setup   ## every feature of vLLM with both runners, kvscope off and on; about half an hour
+	@.venv/bin/python -m kvscope.testing.matrix
 
 lint: setup     ## style and types only
 	@scripts/lint.sh

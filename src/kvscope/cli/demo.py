@@ -360,7 +360,7 @@ class Demo:
 
 def _first_record(folder: Path) -> dict[str, Any]:
     """EngineCore's kv.enabled: everything is known in that process."""
-    paths = list(folder.glob("*/engine-*.0.jsonl"))
+    paths = [*folder.glob("*/engine-*.0.jsonl"), *folder.glob("*/all-*.0.jsonl")]
     if len(paths) != 1:
         raise DemoFailedError(f"{len(paths)} engine files in {shown(folder)} instead of one: kvscope did not start")
     with paths[0].open("rb") as file:

@@ -181,6 +181,7 @@ class EngineJudge:
             )
             self._lifecycle.confirm(declaration, result)
             if declaration.total_num_scheduled_tokens:
+                run.coverage.answer(step)
                 self._judge_result(declaration, result)
                 if self.pool is not None:
                     self.pool.confirm(declaration, result)

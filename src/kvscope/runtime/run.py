@@ -110,9 +110,11 @@ class Run:
 
     @property
     def process(self) -> str:
-        """Name of this process in file names and records."""
+        """Name of this process in file names and records: ``all`` has a scheduler and its only worker, with the front
+        end or without. It is known when the stream is made, since vLLM makes the worker before the scheduler.
+        """
         if "engine" in self.roles:
-            return "all" if "frontend" in self.roles else "engine"
+            return "all" if "worker" in self.roles else "engine"
         return "worker" if "worker" in self.roles else "frontend"
 
     @cached_property
@@ -305,6 +307,7 @@ class Run:
             hook_calls={name: values[0] for name, values in spent.items()},
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
             hook_time_ns={name: values[2] for name, values in spent.items()},
+            checks_stalled=self._checks_stalled(),
             findings=self._finding_counts(),
         )
 
@@ -342,6 +345,15 @@ class Run:
         run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
         run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
+
+    def _checks_stalled(self) -> dict[str, int] | None:
+        """By check: the step at which its seam last fired, of those that stand still."""
+        no_plan, no_result = self.coverage.stalled()
+        mine = [check for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts]
+        stalled = {} if no_plan is None else dict.fromkeys(mine, no_plan)
+        if no_result is not None and "kv_trace" in self.parts:
+            stalled["L"] = no_result
+        return stalled or None
 
     def _inactive(self) -> list[InactiveCheck]:
         delivered = {rule.check for rule in RULES.values()}

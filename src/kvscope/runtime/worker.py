@@ -145,6 +145,7 @@ class WorkerJudge:
         """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
+            self._run.coverage.miss_plan(self._current.step)
         self._current = None
 
     def on_launched(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "Server",
     "ServerFailedError",
     "apply_environment",
+    "arguments",
     "cache_directory",
     "environment",
     "generate",
@@ -59,11 +60,12 @@ def start(
     """A `vllm.LLM`; `apply_environment` must have run before. The runner is the one that was named there.
 
     `block_size` is in tokens and must be a multiple of 32 on a CPU (latent attention always uses 16). With
-    `num_blocks=None` the pool has what 64 MiB hold. Anything else that `vllm.LLM` takes can be added by its name.
+    `num_blocks=None` the pool has what 64 MiB hold. Anything else that `vllm.LLM` takes can be added by its name:
+    `distributed_executor_backend="mp"` leaves the scheduler in this process and gives each worker one of its own.
     """
     path = model if isinstance(model, Path) else models.build(model)
-    if in_process and tensor_parallel_size > 1:
-        raise ValueError("an engine in this process has one worker; tensor_parallel_size > 1 needs in_process=False")
+    if in_process and tensor_parallel_size > 1 and "distributed_executor_backend" not in engine_arguments:
+        raise ValueError("this process can be one worker only; more need in_process=False or an executor backend")
     if "VLLM_USE_V2_MODEL_RUNNER" not in os.environ:
         raise RuntimeError("call apply_environment before starting an engine")
     import vllm.envs
@@ -78,20 +80,33 @@ def start(
     if in_process:
         engine_arguments.setdefault("distributed_executor_backend", "uni")
     return LLM(
-        str(path),
-        enforce_eager=engine_arguments.pop("enforce_eager", True),
-        additional_config=dict(additional_config or {}),
-        kv_cache_memory_bytes=engine_arguments.pop("kv_cache_memory_bytes", KV_CACHE_BYTES),
-        num_gpu_blocks_override=num_blocks,
-        block_size=block_size,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        tensor_parallel_size=tensor_parallel_size,
-        seed=seed,
-        **engine_arguments,
+        **arguments(
+            path,
+            additional_config=additional_config,
+            num_gpu_blocks_override=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            tensor_parallel_size=tensor_parallel_size,
+            seed=seed,
+            **engine_arguments,
+        )
     )
+
+
+def arguments(
+    model: Path, *, additional_config: Mapping[str, object] | None = None, **engine_arguments: Any
+) -> dict[str, Any]:
+    """What every engine here is given, for `vllm.LLM` as for `AsyncEngineArgs`; `engine_arguments` win."""
+    return {
+        "model": str(model),
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "additional_config": dict(additional_config or {}),
+        **engine_arguments,
+    }
 
 
 def stop(llm: Any) -> None:

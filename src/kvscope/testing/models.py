@@ -14,7 +14,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,8 +28,8 @@ Weight = tuple[str, Shape, float]
 """A tensor's name and shape, and its standard deviation; a vector is a norm's scale and holds the number itself."""
 
 _SEED = 7
-_VOCABULARY = 512
-_POSITIONS = 4096
+VOCABULARY = 512
+POSITIONS = 4096
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 _MARK = "kvscope-model.json"
 
@@ -39,8 +39,8 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "rms_norm_eps": 1e-6,
     "attention_bias": False,
-    "vocab_size": _VOCABULARY,
-    "max_position_embeddings": _POSITIONS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
     "torch_dtype": "float32",
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -137,7 +137,7 @@ def _latent_attention(prefix: str, config: dict[str, Any]) -> Iterator[Weight]:
 
 def _qwen3(config: dict[str, Any]) -> Iterator[Weight]:
     hidden = config["hidden_size"]
-    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 0.05
+    yield "model.embed_tokens.weight", (VOCABULARY, hidden), 0.05
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,), 1.0
@@ -150,7 +150,7 @@ def _qwen3(config: dict[str, Any]) -> Iterator[Weight]:
 def _gemma3(config: dict[str, Any]) -> Iterator[Weight]:
     hidden = config["hidden_size"]
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 0.1
+    yield "model.embed_tokens.weight", (VOCABULARY, hidden), 0.1
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         # Gemma's norms scale by one plus the weight.
@@ -162,7 +162,7 @@ def _gemma3(config: dict[str, Any]) -> Iterator[Weight]:
 
 def _deepseek_v2(config: dict[str, Any]) -> Iterator[Weight]:
     hidden, expert = config["hidden_size"], config["moe_intermediate_size"]
-    yield "model.embed_tokens.weight", (_VOCABULARY, hidden), 1.0
+    yield "model.embed_tokens.weight", (VOCABULARY, hidden), 1.0
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,), 1.0
@@ -176,7 +176,7 @@ def _deepseek_v2(config: dict[str, Any]) -> Iterator[Weight]:
         for index in range(config["n_routed_experts"]):
             yield from _mlp(f"{prefix}.mlp.experts.{index}", hidden, expert)
     yield "model.norm.weight", (hidden,), 1.0
-    yield "lm_head.weight", (_VOCABULARY, hidden), 1.0
+    yield "lm_head.weight", (VOCABULARY, hidden), 1.0
 
 
 _WEIGHTS = {"qwen3": _qwen3, "gemma3": _gemma3, "deepseek-v2": _deepseek_v2}
@@ -190,17 +190,25 @@ def build(kind: Kind, directory: Path | None = None) -> Path:
     """
     config = _COMMON | _CONFIGS[kind]
     weights = list(_WEIGHTS[kind](config))
-    mark = hashlib.sha256(json.dumps([_SEED, config, weights], sort_keys=True).encode()).hexdigest()
-    target = (directory or cache_directory() / "models") / kind
+
+    def write(draft: Path) -> None:
+        write_tokenizer(draft)
+        _write_weights(draft, weights)
+        write_json(draft / "config.json", config)
+
+    return put((directory or cache_directory() / "models") / kind, [_SEED, config, weights], write)
+
+
+def put(target: Path, contents: object, write: Callable[[Path], None]) -> Path:
+    """Have `write` fill a folder that then becomes `target`, unless one with the same `contents` is there already."""
+    mark = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
     if _mark_of(target) == mark:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=target.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _write_tokenizer(draft)
-        _write_weights(draft, weights)
-        _write_json(draft / "config.json", config)
-        _write_json(draft / _MARK, {"sha256": mark})
+        write(draft)
+        write_json(draft / _MARK, {"sha256": mark})
         draft.chmod(0o755)
         _put_in_place(draft, target, mark)
     finally:
@@ -226,11 +234,11 @@ def _put_in_place(draft: Path, target: Path, mark: str) -> None:
             raise
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
     """One token a byte, after the special ones: any text can be encoded, and nothing has to be downloaded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -246,10 +254,10 @@ def _write_tokenizer(directory: Path) -> None:
         "bos_token": "<s>",
         "eos_token": "</s>",
         "unk_token": "<unk>",
-        "model_max_length": _POSITIONS,
+        "model_max_length": POSITIONS,
         "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
     }
-    _write_json(directory / "tokenizer_config.json", settings)
+    write_json(directory / "tokenizer_config.json", settings)
 
 
 def _write_weights(directory: Path, weights: list[Weight]) -> None:

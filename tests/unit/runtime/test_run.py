@@ -32,10 +32,10 @@ def finding(reason: str = "write_target_mismatch", step: int = 1, **fields: Any)
 @pytest.mark.parametrize(
     ("roles", "name"),
     [
-        (("engine", "frontend"), "all"),
+        (("engine", "frontend"), "engine"),
         (("engine", "frontend", "worker"), "all"),
         (("engine",), "engine"),
-        (("engine", "worker"), "engine"),
+        (("engine", "worker"), "all"),
         (("worker",), "worker"),
         (("frontend",), "frontend"),
     ],
@@ -80,7 +80,7 @@ def test_the_first_record_says_what_is_on_and_what_is_not(tmp_path: Path) -> Non
     run.open()
     (enabled,) = of_event(run, "kv.enabled")
     assert enabled == records(run)[0]
-    assert (enabled["process"], enabled["pid"], enabled["runner"]) == ("engine", os.getpid(), "V2")
+    assert (enabled["process"], enabled["pid"], enabled["runner"]) == ("all", os.getpid(), "V2")
     assert (enabled["versions"]["vllm"], enabled["versions"]["platform"]) == ("0.32.0", "cpu")
     assert enabled["seams_installed"] == ["scheduler.schedule"]
     assert "worker.sample" in json.dumps(enabled["seams_absent"])
@@ -197,7 +197,7 @@ def test_what_may_crash_the_process_is_on_disk_when_it_is_reported(tmp_path: Pat
     run = make_run(tmp_path)
     run.open()
     run.report([finding("write_outside_cache", launch_fatal=True)], "runner", "plan")
-    (path,) = run.stream.folder.glob("engine-*.jsonl")
+    (path,) = run.stream.folder.glob("all-*.jsonl")
     assert b"write_outside_cache" in path.read_bytes()
     run.close()
 

@@ -272,6 +272,19 @@ def test_a_step_whose_plan_was_never_seen_is_counted(tmp_path: Path) -> None:
     assert accounted(live) == {"no_plan": 2}
 
 
+def test_checks_whose_seam_stands_still_are_named_with_the_step_at_which_it_last_fired(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    for more in range(100):
+        declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+        live.worker.on_input(declaration, declaration.requests)
+        live.worker.on_launched()
+        live.engine.on_update(declaration, None)
+        assert (live.run.coverage.stalled()[0] is None) == (more < 99)
+    said = last_coverage(live.run)
+    assert said["checks_stalled"] == dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C6"), 1)
+
+
 def test_a_step_that_the_host_failed_is_counted(tmp_path: Path) -> None:
     live = Live(tmp_path)
     live.warm()
@@ -470,7 +483,7 @@ def test_under_log_it_is_recorded_and_launched_unchanged(tmp_path: Path) -> None
     before = copied(plan)
     live.worker.on_plan(plan)
     assert same(plan, before)
-    (path,) = live.run.stream.folder.glob("engine-*.jsonl")
+    (path,) = live.run.stream.folder.glob("all-*.jsonl")
     assert b"write_outside_cache" in path.read_bytes()  # on disk before the launch
     live.run.close()
 

@@ -32,3 +32,27 @@ def test_skipped_checks_are_nested_by_check_and_cause() -> None:
         "plan": {"device_tensors": 4, "table_unknown": 1},
         "C1": {"estimated_lengths": 2},
     }
+
+
+def test_a_seam_stands_still_after_a_hundred_steps_without_it_and_no_longer_once_it_fires() -> None:
+    coverage = Coverage()
+    coverage.rows = 40
+    for step in range(21, 120):
+        coverage.miss_plan(step)
+    assert coverage.stalled() == (None, None)
+    coverage.miss_plan(120)
+    assert coverage.stalled() == (20, None)
+    coverage.rows += 2
+    assert coverage.stalled() == (None, None)
+    coverage.miss_plan(122)
+    assert (coverage.without_plan, coverage.last_plan_step) == (1, 121)
+
+
+def test_results_stand_still_when_a_hundred_steps_are_unanswered() -> None:
+    coverage = Coverage()
+    coverage.steps = 7
+    coverage.answer(9)
+    coverage.steps = 106
+    assert coverage.stalled() == (None, None)
+    coverage.steps = 107
+    assert coverage.stalled() == (None, 9)
