@@ -19,6 +19,7 @@ from kvscope.testing.storm import STORM, forced_async, storm
 
 from .test_faults import AFTER_STEPS
 from .test_healthy import CROWDED, answers, prompts, switched_on
+from .test_isolate import ROOMY, ended_early
 from .traces import Trace
 
 ROWS: dict[engine.Runner, int] = {"v1": 1_500, "v2": 300}
@@ -61,6 +62,27 @@ def test_a_fault_withholds_the_result_of_its_step_while_the_next_one_runs(
     assert selftest.mistakes_in(FAULTS[name], injection.what, findings_in(records), steps) == []
     faulty = steps[injection.what["step"] - 1]
     assert (stopped.value.step, max(steps)) == (faulty, faulty + 1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_only_who_is_named_ends_though_the_next_step_runs_already(
+    asynchronous: bool, tmp_path: Path, cell: Any
+) -> None:
+    config = switched_on(tmp_path, "isolate", log="off")
+    settings = ROOMY | {"async_scheduling": asynchronous}
+    with forced_async(), deferring(LateDevice()), engine.running(additional_config=config, **settings) as llm:
+        healthy = workload(llm)
+        with arm("slot_foreign_block", after_steps=6) as injection:
+            tokens = workload(llm)
+        assert injection.what is not None
+        ended = ended_early(healthy, tokens)
+        assert str(injection.what["request_id"]).rpartition("-")[0] in ended
+        assert len(ended) < len(healthy)
+        assert workload(llm) == healthy
+    found = Trace(tmp_path)
+    assert {(record.reason, record.action) for record in found.violations} >= {("write_foreign_block", "isolate")}
+    assert found.faults() == {}
+    cell(f"{'async' if asynchronous else 'sync'}, isolate from late copies: ended {len(ended)} of {len(healthy)}")
 
 
 def test_drafts_whose_number_the_host_does_not_know_are_judged_by_the_devices_positions(

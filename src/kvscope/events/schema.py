@@ -288,8 +288,11 @@ class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
 
     ``steps`` had work, ``empty_steps`` none. ``rows`` were audited out of ``rows_scheduled``. ``checks_run`` counts by
     reason, ``checks_skipped`` by check and then by cause, ``checks_stalled`` has the step at which the seam of a check
-    that stands still last fired. ``records_written`` does not count the coverage record itself. ``log_suppressed``
-    findings were written and not logged, ``incidents_suppressed`` got no incident file: a repetition, or too many.
+    that stands still last fired. ``tail_entries`` counts, in a sample of plans, what table entries behind a sequence or
+    before its window lead to: the ``null`` block, a block of the row's ``own``, a ``foreign`` one that a live request
+    reads, another that is ``nobody``'s to read, or a place ``outside`` the pool. ``records_written`` does not count the
+    coverage record itself. ``log_suppressed`` findings were written and not logged, ``incidents_suppressed`` got no
+    incident file: a repetition, or too many.
     """
 
     steps: Count

@@ -75,8 +75,8 @@ class Due:
 class DeferredJudge:
     """The observer of such a worker and its runner; ``judge`` is the one that is told later.
 
-    Calls come from the thread that launches, but :meth:`settle` from whichever takes the result. ``returns_results``
-    says whether somebody does.
+    Calls come from the thread that launches, but :meth:`settle` and :meth:`on_late_error` from whichever takes the
+    result. ``returns_results`` says whether somebody does.
     """
 
     reads_host_tensors = False
@@ -88,6 +88,7 @@ class DeferredJudge:
         self._due_result: str | None = None
         self._waiting: deque[_Call] = deque()
         self._number = 0
+        self._ordering = threading.Lock()
         self._playing = threading.Lock()
         self._violation: ViolationError | None = None
         self._fault: Exception | None = None
@@ -217,8 +218,9 @@ class DeferredJudge:
         copy: Copy | None = None,
         otherwise: Callable[[str], None] | None = None,
     ) -> None:
-        self._number += 1
-        self._waiting.append(_Call(self._number, tell, arguments, copy, otherwise))
+        with self._ordering:
+            self._number += 1
+            self._waiting.append(_Call(self._number, tell, arguments, copy, otherwise))
         if copy is not None and self._arrival is not None:
             if self._sweeper is None:
                 self._sweeper = threading.Thread(target=self._sweep, args=(self._arrival,), name="kvscope-audit")

@@ -309,6 +309,7 @@ class Run:
             hook_time_ns={name: values[2] for name, values in spent.items()},
             checks_stalled=self._checks_stalled(),
             findings=self._finding_counts(),
+            tail_entries=coverage.tail_entries or None,
         )
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:

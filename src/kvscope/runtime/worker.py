@@ -20,6 +20,7 @@ from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
+from ..state.tails import TailCensus
 from .follower import PoolFollower
 from .run import Run
 from .selection import judged_rows
@@ -52,6 +53,7 @@ class WorkerJudge:
         self._result_of: Declaration | None = None
         self._last_step = 0
         self._next_step: int | None = None  # None: not known, since the message before was not seen as it came
+        self._tails = TailCensus()
         self._spell_tables = run.config.output.records == "full"
 
     def bind_topology(self, topology: Topology) -> None:
@@ -173,6 +175,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
+        if self._tails.is_due():
+            self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:

@@ -243,15 +243,20 @@ class Bindings:
         Answered from a map of all blocks that is made when something is asked after a declaration: a step in which
         many accesses are wrong must not walk all tables for each of them.
         """
+        holders = self.holder_rows(group_index)
+        if not 0 <= block_id < holders.size or block_id == self.topology.null_block_id or holders[block_id] < 0:
+            return None
+        row = int(holders[block_id])
+        return next(request_id for request_id, table in self._live.items() if table.row == row)
+
+    def holder_rows(self, group_index: int) -> Int32:
+        """``int32 [num_blocks]``: the row of one request that has the block where attention still looks, else -1."""
         holders = self._holders.get(group_index)
         if holders is None:
             holders = self._holders[group_index] = np.full(self.topology.num_blocks, -1, np.int32)
             for request_id, blocks in self._held(group_index):
                 holders[blocks[(blocks >= 0) & (blocks < holders.size)]] = self._live[request_id].row
-        if not 0 <= block_id < holders.size or block_id == self.topology.null_block_id or holders[block_id] < 0:
-            return None
-        row = int(holders[block_id])
-        return next(request_id for request_id, table in self._live.items() if table.row == row)
+        return holders
 
     def foreign_holder(self, group_index: int, block_id: int, request_id: str) -> str | None:
         """Another live request that has the block while this one has not, None if there is none."""

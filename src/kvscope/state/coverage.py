@@ -24,7 +24,8 @@ class Coverage:
     A row is one request in one step, one group and one rank; ``rows`` are those whose plan was judged. ``handovers``
     counts requests in messages, ``dummy_runs`` runs, ``pool_operations`` calls of the block pool, and
     ``audited_blocks`` how often a block was held against the pool itself. ``skipped`` is what was not judged, by
-    ``(check, cause)``; a check is a family (C1, C3, …) or ``plan`` where all of them fell away together.
+    ``(check, cause)``; a check is a family (C1, C3, …), ``plan`` where all of them fell away together, or ``dummy``.
+    ``tail_entries`` is a sample of what table entries lead to that nothing reads (``state.tails``).
 
     ``without_plan`` steps in a row had no plan to look at, the last that had one being ``last_plan_step``;
     ``steps_answered`` is what ``steps`` was when a result came in last, that of ``last_answered_step``.
@@ -46,6 +47,7 @@ class Coverage:
         self.last_answered_step = 0
         self._rows_before = 0
         self.skipped: Counter[tuple[str, str]] = Counter()
+        self.tail_entries: Counter[str] = Counter()
         self.findings: dict[tuple[str, int | None], Tally] = {}
 
     def count_finding(self, reason: str, group_id: int | None, step: int) -> int:

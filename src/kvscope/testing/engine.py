@@ -36,6 +36,7 @@ __all__ = [
     "start",
     "start_server",
     "stop",
+    "worker",
 ]
 
 KV_CACHE_BYTES = 64 << 20
@@ -143,9 +144,14 @@ def scheduler(llm: Any) -> Any:
     return _core(llm).scheduler
 
 
+def worker(llm: Any) -> Any:
+    """The worker of an engine in this process."""
+    return _core(llm).model_executor.driver_worker.worker
+
+
 def model_runner(llm: Any) -> Any:
     """The model runner of an engine in this process."""
-    return _core(llm).model_executor.driver_worker.worker.model_runner
+    return worker(llm).model_runner
 
 
 def _core(llm: Any) -> Any:

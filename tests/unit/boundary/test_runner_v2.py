@@ -85,6 +85,7 @@ def test_a_dummy_run_that_nobody_can_copy_is_counted() -> None:
     observer = Told(reads_host_tensors=False)
     runner_v2.after_prepare_dummy_attn(observer, RUNNER, (), {}, (TABLES, SLOTS.to("meta")))
     runner_v2.after_capture(observer, RUNNER, (), {}, 0)
+    runner_v2.after_capture(observer, RUNNER, (), {}, 4096)
     assert observer.calls == [("on_dummy_skipped", ("device_tensors",)), ("on_dummy_skipped", ("graph_capture",))]
 
 
