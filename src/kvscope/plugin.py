@@ -19,6 +19,7 @@ from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
 from .boundary.connector import PlanReader
 from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
+from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
 from .boundary.seams import seam_table
@@ -126,6 +127,8 @@ class PluginHub:
         self._install("worker")
         role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
         self._install(role)
+        if runs_graphs(vllm_config):
+            self._install("graphs_v2" if run.runner == "V2" else "graphs_v1")
         self._refuse_lost(config, "worker", role)
 
     def run(self, pid: int, run_id: str) -> Run:
@@ -141,7 +144,7 @@ class PluginHub:
         run = self._run_of(scheduler.vllm_config)
         if run is None:
             return
-        run.topology = read_topology(scheduler.kv_cache_config)
+        run.topology = read_topology(scheduler.kv_cache_config, scheduler.vllm_config)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
@@ -169,6 +172,7 @@ class PluginHub:
             run,
             returns_results=returns_results(worker.vllm_config, ranks),
             unjudged_cause=_unjudged(worker.vllm_config),
+            ranks=ranks,
         )
         setattr(worker, OBSERVER, observer)
 
@@ -176,7 +180,7 @@ class PluginHub:
         run, observer = self._run_of(worker.vllm_config), getattr(worker, OBSERVER, None)
         if run is None or observer is None:
             return
-        topology = read_topology(kv_cache_config)
+        topology = read_topology(kv_cache_config, worker.vllm_config)
         observer.bind_topology(topology)
         observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
@@ -348,12 +352,9 @@ def _runner(vllm_config: Any) -> str:
 
 
 def _unjudged(vllm_config: Any) -> str | None:
-    """Why no plan of this engine can be judged, if so: the slots of a context-parallel rank follow another formula."""
-    parallel = vllm_config.parallel_config
-    sizes = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    if any(getattr(parallel, size, 1) > 1 for size in sizes):
-        return "context_parallel"
-    return None
+    """Why no plan of this engine can be judged, if so: runner V1 does not say which part of a batch a PCP rank has."""
+    pcp_size = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
+    return "prefill_context_parallel" if pcp_size > 1 and _runner(vllm_config) == "V1" else None
 
 
 def _versions() -> tuple[str | None, str | None]:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from kvscope import plugin
 from kvscope.boundary.allocator import READER
@@ -384,12 +385,25 @@ def test_a_worker_in_a_process_of_its_own_opens_its_trace(hub: PluginHub) -> Non
     assert run.stream.stem.startswith("worker-1-")
 
 
-@pytest.mark.parametrize("size", ["decode_context_parallel_size", "prefill_context_parallel_size"])
-def test_context_parallelism_is_not_judged_and_says_so(hub: PluginHub, size: str) -> None:
-    one_process(hub, parallel={size: 2})
+def test_runner_v1_does_not_say_what_a_rank_computes_of_a_prompt_and_that_is_said(hub: PluginHub) -> None:
+    one_process(hub, parallel={"prefill_context_parallel_size": 2})
+    run, cause = hub.run(os.getpid(), "one"), "prefill_context_parallel"
+    assert run.unjudged_cause == cause
+    assert ("plan", cause) in [(said.check, said.cause) for said in run.enabled().checks_inactive]
+
+
+@pytest.mark.parametrize(
+    ("size", "v2"),
+    [("prefill_context_parallel_size", True), ("decode_context_parallel_size", True),
+     ("decode_context_parallel_size", False)],
+)  # fmt: skip
+def test_other_context_parallelism_is_judged(hub: PluginHub, size: str, v2: bool) -> None:
+    one_process(hub, parallel={size: 2}, v2=v2)
     run = hub.run(os.getpid(), "one")
-    assert run.unjudged_cause == "context_parallel"
-    assert ("plan", "context_parallel") in [(said.check, said.cause) for said in run.enabled().checks_inactive]
+    assert run.unjudged_cause is None
+    said = run.enabled().context_parallel
+    assert said is not UNSET
+    assert {said.pcp_size, said.dcp_size} == {1, 2}
 
 
 @pytest.mark.parametrize(("device", "on_host"), [("cpu", True), ("cuda", False), ("xpu", False)])
@@ -633,7 +647,7 @@ def test_an_engine_in_one_process_without_a_connector_wraps_all_but_that_and_the
 ) -> None:
     runner, said = on_vllm
     other = {"v1": "runner_v2.", "v2": "runner_v1."}[runner]
-    table = {seam.name for seam in PluginHub(Ledger()).table if not seam.role.startswith("deferred_")}
+    table = {seam.name for seam in PluginHub(Ledger()).table if not seam.role.startswith(("deferred_", "graphs_"))}
     assert set(said["on"]) == {name for name in table if not name.startswith((other, "connector."))}
     assert said["absent"] == {}
 

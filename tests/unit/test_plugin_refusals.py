@@ -78,10 +78,10 @@ def test_otherwise_it_starts(hub: PluginHub, unsupported: str, groups: Any) -> N
     assert hasattr(host, OBSERVER)
 
 
-def test_context_parallelism_stops_it_as_well(hub: PluginHub) -> None:
-    of = strict(parallel={"decode_context_parallel_size": 2})
+def test_prefill_context_parallelism_stops_runner_v1_as_well(hub: PluginHub) -> None:
+    of = strict(parallel={"prefill_context_parallel_size": 2})
     hub.configure_engine(of)
-    with pytest.raises(ConfigurationError, match=r"on group 0 \(full_attention, context_parallel\)"):
+    with pytest.raises(ConfigurationError, match=r"on group 0 \(full_attention, prefill_context_parallel\)"):
         hub.attach_scheduler(scheduler(of, cache_config()))
 
 

@@ -78,7 +78,10 @@ def topology_from(record: EnabledRecord) -> Topology | None:
                 kernel_block_size=group.kernel_block_size,
                 layers=group.layers,
                 visible_tokens=None if isinstance(group.visible_tokens, UnsetType) else group.visible_tokens,
+                shards=1 if isinstance(group.shards, UnsetType) else group.shards,
             )
             for group in groups
         ),
+        pcp_size=1 if isinstance(record.context_parallel, UnsetType) else record.context_parallel.pcp_size,
+        dcp_size=1 if isinstance(record.context_parallel, UnsetType) else record.context_parallel.dcp_size,
     )

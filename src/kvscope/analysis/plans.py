@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope.events.ranges import MOST_VALUES
+from kvscope.facts.context_parallel import ContextParallel, LocalRows
 from kvscope.facts.digest import column_weights, table_digest
 from kvscope.facts.plans import PAD_SLOT, GroupPlan, GroupSnapshot, Int32, Int64, Plan, PlanSnapshot
 from kvscope.state.bindings import Bindings
@@ -35,8 +36,16 @@ class RebuiltPlan(msgspec.Struct, kw_only=True):
     unknown: Bool
 
 
-def rebuild(snapshot: PlanSnapshot, bindings: Bindings, keep: Bool) -> RebuiltPlan:
+def rebuild(
+    snapshot: PlanSnapshot,
+    bindings: Bindings,
+    keep: Bool,
+    context: ContextParallel | None = None,
+    local: LocalRows | None = None,
+) -> RebuiltPlan:
     """The plan of the rows in ``keep`` (``bool [rows]``), every one of which has a table in ``bindings``.
+
+    ``context`` is where the rank stands, ``local`` what it computes of the batch, which is judged of a whole one only.
 
     Raises:
         ValueError: the record contradicts itself (lengths that do not add up), so that no plan can be made of it.
@@ -75,6 +84,8 @@ def rebuild(snapshot: PlanSnapshot, bindings: Bindings, keep: Bool) -> RebuiltPl
         groups=groups,
         graph_mode=snapshot.graph_mode,
         exact=snapshot.exact,
+        context=context,
+        local=local if keep.all() else None,
     )
     return RebuiltPlan(plan=plan, rows=rows, tokens=tokens, unknown=unknown)
 

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from kvscope.analysis.files import PROCESS_ORDER, ProcessFiles, RunFiles, find
 from kvscope.errors import UnreadableTraceError, quoted
-from kvscope.events.envelope import SCHEMA
+from kvscope.events.envelope import SCHEMA, given
 from kvscope.events.schema import (
     CoverageRecord,
     EnabledRecord,
@@ -31,6 +31,7 @@ from kvscope.events.schema import (
     UnknownRecord,
     decode_record,
 )
+from kvscope.facts.topology import Ranks
 from kvscope.sinks.shared import ProcessStatus, read_status
 
 LONGEST_LINE_BYTES = 64 << 20
@@ -92,6 +93,13 @@ class ProcessLog(msgspec.Struct, kw_only=True):
         if self.enabled is None or isinstance(self.enabled.dp_rank, UnsetType):
             return 0
         return self.enabled.dp_rank
+
+    @property
+    def context_ranks(self) -> Ranks:
+        """Where the process says it stands in context parallelism."""
+        if self.enabled is None:
+            return Ranks()
+        return Ranks(pcp=given(self.enabled.pcp_rank, None), dcp=given(self.enabled.dcp_rank, None))
 
     @property
     def dropped(self) -> dict[str, int]:

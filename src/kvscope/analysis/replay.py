@@ -47,6 +47,7 @@ from kvscope.events.codec import (
     result_from,
     snapshot_from,
 )
+from kvscope.events.context_parallel import KIND as CP_CONTEXT
 from kvscope.events.envelope import given
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
@@ -154,16 +155,21 @@ class Replay:
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
                 self._result(engine, entry.log, record)
         rank = engine.ranks.get(entry.log.name)
-        if rank is None:
-            return
+        if rank is not None:
+            self._of_rank(engine, rank, record)
+
+    def _of_rank(self, engine: EngineSide, rank: RankSide, record: Record) -> None:
         if isinstance(record, BoundaryRecord) and record.kind == "worker_input":
             self._input(engine, rank, record)
+        elif isinstance(record, BoundaryRecord) and record.kind == CP_CONTEXT:
+            self._context(engine, rank, record)
         elif isinstance(record, BoundaryRecord) and record.kind == "dummy":
             self.coverage.dummy_runs += 1
             run, step = dummy_from(record), step_of(record)
             rank.catch_up(engine.declared, step)  # the worker was told of empty steps, too
             ledger = rank.pool.ledger
-            self._found(engine, rank, judge_dummy(run, step, rank.bindings, engine.setup.parts, ledger=ledger))
+            parts, context = engine.setup.parts, rank.context.current
+            self._found(engine, rank, judge_dummy(run, step, rank.bindings, parts, ledger, context))
         elif isinstance(record, WriteRecord):
             self._drop_half_plan(engine, rank)
             rank.write = record
@@ -269,6 +275,15 @@ class Replay:
             self._found(engine, None, judge_result(declaration, result, engine.setup.parts))
         engine.pool.confirm(step, result, may_lack=log.ever_dropped)
 
+    def _context(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
+        """Where a context-parallel rank stands, or what it computed or counted in a step."""
+        step = step_of(record)
+        known = engine.declared.get(step)
+        if known is None:
+            self._undeclared(engine, step)
+            return
+        self._found(engine, rank, rank.context.take(record, known[0], rank.bindings, engine.setup.parts))
+
     def _plan(self, engine: EngineSide, rank: RankSide, write: WriteRecord, read: ReadRecord) -> None:
         step = step_of(write)
         known = engine.declared.get(step)
@@ -283,6 +298,10 @@ class Replay:
         if rank.applied != step:
             self._skip(rows, LATE)
             return
+        unjudged = rank.context.unjudged
+        if unjudged is not None:
+            self._skip(rows, unjudged)
+            return
         try:
             snapshot = snapshot_from(write, read)
             if snapshot.trace_id != declaration.trace_id:
@@ -296,7 +315,7 @@ class Replay:
         scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
         in_batch = np.array([r in scheduled and r in rank.bindings for r in snapshot.request_ids], np.bool_)
         keep: Bool = in_batch & np.array([r not in partial for r in snapshot.request_ids], np.bool_)
-        rebuilt = rebuild(snapshot, rank.bindings, keep)
+        rebuilt = rebuild(snapshot, rank.bindings, keep, rank.context.current, rank.context.rows_at(declaration.step))
         recorded = {group.group_id for group in snapshot.groups}
         indexes = [i for i in engine.judged if engine.topology.groups[i].group_id in recorded]
         # The live process leaves rows out of the record whose table it does not know: they were in the batch.

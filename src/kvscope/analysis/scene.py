@@ -39,7 +39,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     num_blocks: int
     null_block_id: int
-    block_size: int | None
+    slots_per_block: int | None
     logical_block: int | None
     declared_block: int | None
     holders: list[str]
@@ -62,7 +62,7 @@ def scene_of(finding: Finding, bindings: Bindings, diary: BlockDiary, ledger: Bl
     return Scene(
         num_blocks=topology.num_blocks,
         null_block_id=topology.null_block_id,
-        block_size=block_size,
+        slots_per_block=None if index is None else topology.groups[index].slots_per_block,
         logical_block=logical,
         declared_block=declared,
         holders=[] if block is None else _holders(bindings, block),

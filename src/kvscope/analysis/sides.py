@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvscope.analysis.blocks import BlockDiary
 from kvscope.analysis.connector import ConnectorSide
+from kvscope.analysis.context import RankContext
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.pool import FollowedPool, ScheduledPool
 from kvscope.analysis.reader import ProcessLog
@@ -28,6 +29,7 @@ class RankSide:
         self.applied = 0
         self.input_step = 0
         self.write: WriteRecord | None = None
+        self.context = RankContext(topology, log.context_ranks)
 
     def catch_up(self, declared: dict[int, tuple[Declaration, bool]], step: int) -> None:
         """Apply all declarations up to a step, in order, that the rank has not seen yet."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
+from ..facts.context_parallel import LocalLengths
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 from .device import Clone
@@ -66,6 +67,9 @@ class WorkerObserver(Observer, Protocol):
     reads_host_tensors: bool
 
     @property
+    def reads_local_lengths(self) -> bool: ...
+
+    @property
     def expects_no_plan(self) -> bool: ...
 
     @property
@@ -81,6 +85,8 @@ class WorkerObserver(Observer, Protocol):
     def on_input_unobserved(self, received: StepRequests) -> None: ...
 
     def on_plan(self, plan: Plan) -> None: ...
+
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
 

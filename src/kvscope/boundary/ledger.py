@@ -32,6 +32,8 @@ Role = Literal[
     "worker_v2",
     "deferred_v1",
     "deferred_v2",
+    "graphs_v1",
+    "graphs_v2",
 ]
 Original = Callable[..., Any]
 Wrap = Callable[[Original, "Hook"], Original]

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
+from .graphs import graph_mode_of
+from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
 """Attribute by which a runner carries the arrays over its own buffers."""
@@ -40,15 +43,18 @@ class HostViews:
         self.positions = runner.positions.numpy()
         self.seq_lens = runner.seq_lens.numpy()
         self.exact = not runner.use_async_spec_decode
+        self.context = context_of_v1(runner)
         self.tables = [
             (
                 table.block_table.gpu.numpy(),
                 table.num_blocks_per_row,
                 table.slot_mapping.gpu.data_ptr(),
                 table.slot_mapping.gpu.numpy(),
+                table.block_size,
             )
             for table in runner.input_batch.block_table.block_tables
         ]
+        self._are_views = all(is_direct(table[3]) for table in self.tables)
         self._sizes: list[int] = []
         self._plan: Plan
 
@@ -66,7 +72,7 @@ class HostViews:
         sizes = [len(request_ids), num_tokens]
         for group_id, slots in slots_by_group.items():
             sizes += (group_id, slots.data_ptr(), slots.shape[0])
-        if sizes != self._sizes:
+        if sizes != self._sizes or not self._are_views:
             self._sizes, self._plan = sizes, self._lay_out(len(request_ids), slots_by_group, num_tokens)
         self._plan.request_ids = request_ids
         return self._plan
@@ -74,10 +80,18 @@ class HostViews:
     def _lay_out(self, rows: int, slots_by_group: Any, num_tokens: int) -> Plan:
         groups = []
         for group_id, slots in slots_by_group.items():
-            table, counts, address, buffer = self.tables[group_id]
+            table, counts, address, buffer, block_size = self.tables[group_id]
             # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
             handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
-            groups.append(GroupPlan(group_id=group_id, tables=table[:rows], table_blocks=counts[:rows], slots=handed))
+            groups.append(
+                GroupPlan(
+                    group_id=group_id,
+                    tables=table[:rows],
+                    table_blocks=counts[:rows],
+                    slots=as_slots(handed, block_size),
+                    host_slots=None if self._are_views else handed,
+                )
+            )
         return Plan(
             request_ids=[],
             query_start=self.query_start_buffer.np[: rows + 1],
@@ -86,6 +100,7 @@ class HostViews:
             num_tokens=num_tokens,
             groups=groups,
             exact=self.exact,
+            context=self.context,
         )
 
 
@@ -112,6 +127,9 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
+    plan.graph_mode = graph_mode_of(runner)
+    if views.context is not None:
+        plan.context = context_of_v1(runner)
     return plan
 
 
@@ -131,6 +149,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
     batch = runner.input_batch
     rows = batch.num_reqs
     request_ids, exact = batch.req_ids[:rows], not runner.use_async_spec_decode
+    graph_mode, context = graph_mode_of(runner), context_of_v1(runner)
     longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
     sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
     counted = []
@@ -139,7 +158,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
         counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
         width = table_width(counts, longest, table.block_size, entries.shape[1])
         sources += [entries[:rows, :width], slots]
-        counted.append((group_id, counts))
+        counted.append((group_id, counts, table.block_size))
 
     def make(arrays: list[Array]) -> Plan:
         groups = [
@@ -147,9 +166,9 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
                 group_id=group_id,
                 tables=arrays[3 + 2 * index],
                 table_blocks=counts,
-                slots=arrays[4 + 2 * index].astype(np.int64, copy=False),
+                slots=as_slots(arrays[4 + 2 * index], block_size),
             )
-            for index, (group_id, counts) in enumerate(counted)
+            for index, (group_id, counts, block_size) in enumerate(counted)
         ]
         return Plan(
             request_ids=request_ids,
@@ -158,7 +177,9 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
             seq_lens=arrays[2],
             num_tokens=num_tokens,
             groups=groups,
+            graph_mode=graph_mode,
             exact=exact,
+            context=context,
         )
 
     return ring.clone(sources, make)
@@ -167,7 +188,7 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
 def before_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
     setattr(runner, HANDED, 0)
     if observer.reads_host_tensors and not kwargs.get("is_graph_capturing"):
-        setattr(runner, BEFORE_DUMMY, [buffer.numpy().copy() for buffer in _slot_buffers(runner)])
+        setattr(runner, BEFORE_DUMMY, [slots.copy() for slots in _read(runner, _slot_buffers(runner))])
 
 
 def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -178,11 +199,12 @@ def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: 
     num_tokens = args[0] if args else kwargs["num_tokens"]
     if observer.reads_host_tensors:
         before = runner.__dict__.pop(BEFORE_DUMMY)
-        observer.on_dummy(read_dummy([buffer.numpy() for buffer in buffers], before, num_tokens, handed))
+        observer.on_dummy(read_dummy(_read(runner, buffers), before, num_tokens, handed))
         return
 
     def make(arrays: list[Array]) -> DummyRun:
-        return read_dummy(arrays, arrays, num_tokens, handed)
+        slots = _read(runner, arrays)
+        return read_dummy(slots, slots, num_tokens, handed)
 
     # What was not handed on would have to be cloned before the run as well, so nothing is said about it.
     hand_on_dummy(observer, runner, [buffer[: max(handed, num_tokens)] for buffer in buffers], make)
@@ -192,6 +214,12 @@ def _slot_buffers(runner: Any) -> list[Any]:
     """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
     tables = runner.input_batch.block_table
     return [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
+
+
+def _read(runner: Any, buffers: Sequence[Any]) -> list[Int64]:
+    """The slots of each group, of tensors on the host or arrays in whatever shape the host has them."""
+    tables = runner.input_batch.block_table
+    return [as_slots(np.asarray(buffer), tables[group_id].block_size) for group_id, buffer in enumerate(buffers)]
 
 
 def read_dummy(buffers: Sequence[Int64], before: Sequence[Int64], num_tokens: int, handed: int) -> DummyRun:

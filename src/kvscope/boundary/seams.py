@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import frontend, isolation, results, runner_v1, runner_v2, scheduler, worker
+from . import frontend, graphs, isolation, results, runner_v1, runner_v2, scheduler, worker
 from .connector import connector_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
@@ -20,7 +20,7 @@ HOSTS = ("0.32",)
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
     engine = (*_engine(hub), *pool_seams(), *connector_seams())
-    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs(), *_graph_seams())
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:
@@ -213,12 +213,35 @@ def _output_seam(name: str, owner: str, role: Role) -> Seam:
 
 
 _NEEDS = {
+    "_determine_batch_execution_and_padding": ("num_tokens",),
+    "prepare_inputs": ("batch_desc",),
     "_get_slot_mappings": ("num_tokens_unpadded",),
     "_dummy_run": ("num_tokens",),
     "prepare_attn": ("input_batch",),
     "prepare_dummy_attn": ("input_batch",),
     "capture_model": (),
 }
+
+
+def _graph_seams() -> tuple[Seam, ...]:
+    """Wrapped only where an engine may run steps as graphs."""
+    v1, v2 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+    targets: tuple[tuple[str, str, Role, After], ...] = (
+        ("runner_v1.graph", f"{v1}._determine_batch_execution_and_padding", "graphs_v1", graphs.after_dispatch_v1),
+        ("runner_v2.graph", f"{v2}.prepare_inputs", "graphs_v2", graphs.after_inputs_v2),
+    )
+    return tuple(
+        Seam(
+            name,
+            target,
+            role,
+            around(after=after),
+            fact="how the step is run: eagerly, in pieces or as one graph",
+            lost="kv.write says NONE for every step's graph_mode",
+            needs=_NEEDS[target.rpartition(".")[2]],
+        )
+        for name, target, role, after in targets
+    )
 
 
 def _runner_seam(name: str, target: str, role: Role, after: After) -> Seam:

@@ -18,22 +18,42 @@ _KIND_OF_SPEC = {
 }
 
 
-def read_topology(kv_cache_config: Any) -> Topology:
-    """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged."""
-    groups = tuple(_group(index, group) for index, group in enumerate(kv_cache_config.kv_cache_groups))
-    return Topology(num_blocks=kv_cache_config.num_blocks, null_block_id=NULL_BLOCK_ID, groups=groups)
+def read_topology(kv_cache_config: Any, vllm_config: Any = None) -> Topology:
+    """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged.
+
+    A group that decode context parallelism deals out over ranks has blocks of as many times its spec's tokens
+    (``SingleTypeKVCacheManager``, ``vllm/v1/core/single_type_kv_cache_manager.py``); ``vllm_config`` None: none is.
+    """
+    pcp_size, dcp_size = (1, 1) if vllm_config is None else _context_sizes(vllm_config)
+    groups = tuple(_group(index, group, dcp_size) for index, group in enumerate(kv_cache_config.kv_cache_groups))
+    return Topology(
+        num_blocks=kv_cache_config.num_blocks,
+        null_block_id=NULL_BLOCK_ID,
+        groups=groups,
+        pcp_size=pcp_size,
+        dcp_size=dcp_size,
+    )
 
 
-def _group(group_id: int, group: Any) -> Group:
+def _context_sizes(vllm_config: Any) -> tuple[int, int]:
+    """Over how many ranks prefill and decode context parallelism are configured."""
+    parallel = vllm_config.parallel_config
+    pcp_size = getattr(parallel, "prefill_context_parallel_size", 1)
+    return pcp_size, getattr(parallel, "decode_context_parallel_size", 1)
+
+
+def _group(group_id: int, group: Any, dcp_size: int) -> Group:
     spec = group.kv_cache_spec
     kind, visible = _semantics(spec)
+    shards = dcp_size if getattr(spec, "dcp_sharded", False) else 1
     return Group(
         group_id=group_id,
         kind=kind,
-        block_size=spec.block_size,
+        block_size=spec.block_size * shards,
         kernel_block_size=None,
         layers=len(group.layer_names),
         visible_tokens=visible,
+        shards=shards,
     )
 
 
@@ -61,22 +81,23 @@ def _snake(name: str) -> str:
 def read_ranks(vllm_config: Any, rank: int | None) -> Ranks:
     """Coordinates of a worker (``rank`` in its engine), or of the scheduler (None).
 
-    Rank order within an engine is PP, PCP, TP from outermost to innermost (``initialize_model_parallel``); a DCP rank
-    is the TP rank modulo the DCP size.
+    Rank order within an engine is PP, PCP, TP from outermost to innermost (``initialize_model_parallel``). DCP groups
+    are cut out of PCP first and TP then: with PCP the DCP rank follows the order TP x PCP, without it is the TP rank
+    modulo the DCP size.
     """
     parallel = vllm_config.parallel_config
     dp = getattr(parallel, "data_parallel_index", 0) or 0
     if rank is None:
         return Ranks(dp=dp)
     tp_size = parallel.tensor_parallel_size
-    pcp_size = getattr(parallel, "prefill_context_parallel_size", 1)
-    dcp_size = getattr(parallel, "decode_context_parallel_size", 1)
+    pcp_size, dcp_size = _context_sizes(vllm_config)
+    pcp_first = rank % tp_size * pcp_size + rank // tp_size % pcp_size
     return Ranks(
         dp=dp,
         tp=rank % tp_size,
         pcp=rank // tp_size % pcp_size if pcp_size > 1 else None,
         pp=rank // (tp_size * pcp_size) % parallel.pipeline_parallel_size,
-        dcp=rank % tp_size % dcp_size if dcp_size > 1 else None,
+        dcp=pcp_first % dcp_size if dcp_size > 1 else None,
         world=rank,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .context_parallel import read_local_lengths
 from .results import DUE, mark, read_result
 from .scheduler import DECLARATION, arrived_as_declared, declaration_of, drafts_otherwise, received_requests
 
@@ -28,6 +29,8 @@ def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
 
 
 def after_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if observer.reads_local_lengths:
+        observer.on_local_lengths(read_local_lengths(wrapper.worker.model_runner))
     observer.on_launched()
     if result is not None:
         _hand_back(observer, result)

@@ -26,7 +26,11 @@ def agreed_plan(
     """
     ids, scheduled = plan.request_ids, declaration.requests.scheduled
     rows = len(ids)
-    if not (rows == len(computed_of) == len(scheduled) and plan.exact and followers) or bindings.partial:
+    if (
+        not (rows == len(computed_of) == len(scheduled) and plan.exact and followers)
+        or plan.context
+        or bindings.partial
+    ):
         return None
     if len(plan.groups) != len(bindings.topology.groups):
         return None

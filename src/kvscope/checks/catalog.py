@@ -6,6 +6,7 @@ from .audit import BOOKS_RULES
 from .bind import BIND_RULES
 from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from .content import CONTENT_RULES
+from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
@@ -35,6 +36,7 @@ RULES: dict[str, Rule] = {
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        COORDINATE_RULES,
         GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
@@ -42,6 +44,8 @@ RULES: dict[str, Rule] = {
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        CONTEXT_RULES,
+        LENGTH_RULES,
         DUMMY_RULES,
         RESULT_RULES,
     )

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
+from ..state.token_shares import block_offset
 from . import past
 from . import rule as r
 from .finding import Finding
@@ -19,13 +21,14 @@ from .rule import rule
 class DummyView(msgspec.Struct, frozen=True, kw_only=True):
     """A dummy run after step ``after_step``, beside the tables of the requests that are alive meanwhile.
 
-    ``ledger`` is None where the blocks of the pool are not followed.
+    ``ledger`` is None where the blocks of the pool are not followed, ``context`` where each rank stores all tokens.
     """
 
     after_step: int
     run: DummyRun
     bindings: Bindings
     ledger: BlockLedger | None = None
+    context: ContextParallel | None = None
 
 
 @rule(
@@ -48,7 +51,7 @@ def dummy_slot_enabled(view: DummyView) -> Iterator[Finding]:
         if not enabled.size:
             continue
         slot = int(slots[enabled[0]])
-        holders = view.bindings.holders(group_index, slot // group.block_size)
+        holders = view.bindings.holders(group_index, slot // group.slots_per_block)
         yield Finding(
             reason="",
             step=view.after_step,
@@ -56,7 +59,7 @@ def dummy_slot_enabled(view: DummyView) -> Iterator[Finding]:
             other_request_id=holders[0] if holders else None,
             group_id=group.group_id,
             token_index=int(enabled[0]),
-            block_id=slot // group.block_size,
+            block_id=slot // group.slots_per_block,
             slot=slot,
             expected=PAD_SLOT,
             actual=slot,
@@ -113,10 +116,12 @@ def dummy_table_live(view: DummyView) -> Iterator[Finding]:
         slots = view.run.slots.get(group.group_id)
         if slots is None or not group.judged or view.ledger is None:
             continue
-        blocks = slots // group.block_size
+        blocks = slots // group.slots_per_block
         live = (slots != PAD_SLOT) & (view.ledger.references_of(blocks) > 0)
         for token in np.flatnonzero(live).tolist():
-            block, offset = divmod(int(slots[token]), group.block_size)
+            block, offset = divmod(int(slots[token]), group.slots_per_block)
+            if group.shards > 1 and view.context is not None:
+                offset = block_offset(view.context, offset)
             owner = _written_by(view, view.ledger, group_index, block, offset)
             if owner is None:
                 continue

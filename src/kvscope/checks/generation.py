@@ -148,7 +148,7 @@ def write_after_release(view: GroupView) -> Iterator[Finding]:
         written |= (view.step.token_row == row) & np.isin(view.target_blocks, list(blocks))
     for row, token in first_tokens(view, written):
         finding = write_finding(view, ledger, row, token, "", "")
-        yield _tell_release(view, ledger, finding, int(view.expected_slots[token]) // view.group.block_size)
+        yield _tell_release(view, ledger, finding, int(view.expected_blocks[token]))
 
 
 @rule(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
 from ..facts.connector import TakenUp
+from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..state.bindings import Bindings
@@ -21,6 +22,14 @@ from .bind import BIND_RULES, BindView
 from .catalog import RULES
 from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
 from .content import CONTENT_RULES, ContentView, content_agrees
+from .context_parallel import (
+    CONTEXT_RULES,
+    COORDINATE_RULES,
+    LENGTH_RULES,
+    ContextView,
+    CoordinatesView,
+    LengthsView,
+)
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
 from .generation import GENERATION_RULES
@@ -91,13 +100,18 @@ def judge_missing(after_step: int, received: StepRequests, parts: Parts) -> list
 
 
 def judge_dummy(
-    run: DummyRun, after_step: int, bindings: Bindings, parts: Parts, ledger: BlockLedger | None = None
+    run: DummyRun,
+    after_step: int,
+    bindings: Bindings,
+    parts: Parts,
+    ledger: BlockLedger | None = None,
+    context: ContextParallel | None = None,
 ) -> list[Finding]:
     """Judge a run that serves no request; ``ledger`` None: the blocks of the pool are not followed."""
     is_off = all(bool((slots == PAD_SLOT).all()) for slots in run.slots.values())
     if is_off and not any(rest.indexes.size for rest in run.persistent.values()):
         return []
-    view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger)
+    view = DummyView(after_step=after_step, run=run, bindings=bindings, ledger=ledger, context=context)
     return _merged(_fired(DUMMY_RULES, view, parts))
 
 
@@ -139,11 +153,27 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
             fired += _fired(READ_RULES, group, parts)
         if step.ledger is not None and (is_doubtful or not (group.writes_agree and group.reads_agree)):
             fired += _fired(POOL_PLAN_RULES, group, parts)
+    if step.plan.context is not None:
+        context = ContextView(step, groups)
+        if not context.agrees:
+            fired += _fired(CONTEXT_RULES, context, parts)
     findings = _merged(fired) if fired else []
     for finding in findings:
         if step.ledger is not None and finding.generation is None and finding.block_id is not None:
             finding.generation = past.generation(step.ledger, finding.block_id)
     return findings
+
+
+def judge_coordinates(view: CoordinatesView) -> list[Finding]:
+    """Judge the coordinates of a context-parallel rank, for all parts: where they are wrong, no plan can be judged."""
+    return _merged(_fired(COORDINATE_RULES, view, [function.rule.part for function in COORDINATE_RULES]))
+
+
+def judge_local_lengths(view: LengthsView, parts: Parts) -> list[Finding]:
+    """Judge how many tokens of each row a context-parallel rank is told to have."""
+    if view.expected.tolist() == view.lengths.lengths.tolist():
+        return []
+    return _merged(_fired(LENGTH_RULES, view, parts))
 
 
 def judge_pool(

@@ -87,10 +87,10 @@ def write_shared_block(view: GroupView) -> Iterator[Finding]:
             yield _shared(view, ledger, row, token, shared.owners, shared.hashed_tokens)
     for row, token, block in _elsewhere(view):
         mine = view.step.token_row == row
-        if not ledger.owns(ids[row], block) or (view.expected_slots[mine] // view.group.block_size == block).any():
+        if not ledger.owns(ids[row], block) or (view.expected_blocks[mine] == block).any():
             continue
         references, hashed = int(ledger.references_of([block])[0]), int(ledger.hash_tokens_of([block])[0])
-        if references > 1 or int(view.slots[token]) % view.group.block_size < hashed:
+        if references > 1 or view.token_offset(int(view.slots[token])) < hashed:
             yield _shared(view, ledger, row, token, references, hashed)
 
 

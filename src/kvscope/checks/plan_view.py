@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, GroupPlan, Int32, Int64, Plan
 from ..facts.requests import Declaration
 from ..facts.topology import Group
@@ -20,6 +21,7 @@ from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.legality import Legality
+from ..state.token_shares import block_offset, local_offsets, owned
 
 Bool = npt.NDArray[np.bool_]
 
@@ -170,21 +172,48 @@ class GroupView:
         short[:, : tables.shape[1]] = tables
         return short
 
+    @property
+    def share(self) -> ContextParallel | None:
+        """How the tokens of this group are dealt out over ranks, None where each rank stores them all."""
+        context = self.step.plan.context
+        return context if context is not None and self.group.shards > 1 else None
+
+    @cached_property
+    def expected_blocks(self) -> Int64:
+        """``int64 [num_tokens]``: the declared block of each token's position."""
+        logical = self.step.basis // self.group.block_size
+        return self.batch.blocks_at(logical, None if self.step.single else self.step.token_row)
+
+    @cached_property
+    def mine(self) -> Bool:
+        """``bool [num_tokens]``: the tokens that this rank stores."""
+        share = self.share
+        return np.ones(self.step.plan.num_tokens, bool) if share is None else owned(share, self.step.basis)
+
     @cached_property
     def expected_slots(self) -> Int64:
-        """``int64 [num_tokens]``: the declared block of each token's position, times block size, plus the offset."""
-        block_size = self.group.block_size
+        """``int64 [num_tokens]``: the declared block of each token's position, times its slots, plus the offset; the
+        padding value for a token that another rank stores.
+        """
+        block_size, share = self.group.block_size, self.share
         basis = self.step.basis
-        logical = basis // block_size
-        blocks = self.batch.blocks_at(logical, None if self.step.single else self.step.token_row)
-        slots: Int64 = (blocks - logical) * block_size + basis
+        if share is not None:
+            local = local_offsets(share, basis % block_size)
+            shared: Int64 = np.where(self.mine, self.expected_blocks * self.group.slots_per_block + local, PAD_SLOT)
+            return shared
+        slots: Int64 = (self.expected_blocks - basis // block_size) * block_size + basis
         return slots
 
     @cached_property
     def target_blocks(self) -> Int64:
         """``int64 [num_tokens]``: the block in which each real token is stored; -1 for the padding value."""
-        blocks: Int64 = self.slots // self.group.block_size
+        blocks: Int64 = self.slots // self.group.slots_per_block
         return blocks
+
+    def token_offset(self, slot: int) -> int:
+        """Which token of its block is stored in a slot of this rank."""
+        offset, share = slot % self.group.slots_per_block, self.share
+        return offset if share is None else block_offset(share, offset)
 
     @cached_property
     def slots_differ(self) -> Bool:
@@ -196,7 +225,7 @@ class GroupView:
     @property
     def end_slot(self) -> int:
         """One past the highest slot of the cache."""
-        return self.step.bindings.topology.num_blocks * self.group.block_size
+        return self.step.bindings.topology.num_blocks * self.group.slots_per_block
 
     @cached_property
     def entries_differ(self) -> Bool:
@@ -214,9 +243,7 @@ class GroupView:
             and self.plan.slots.size >= self.step.slots_needed
             and self.batch.sound
             and (self.padding.size == 0 or (self.padding == PAD_SLOT).all())
-            and self.batch.rows_write_apart(
-                self.expected_slots // self.group.block_size, None if self.step.single else self.step.token_row
-            )
+            and self.batch.rows_write_apart(self.expected_blocks, None if self.step.single else self.step.token_row)
         )
 
     @cached_property

@@ -85,6 +85,7 @@ FOREIGN_OWNER, SHARED, UNDECLARED = FOREIGN + 1, FOREIGN + 2, FOREIGN + 3
 OFFSETS = POSITION - 1
 ORDER, NEGATIVE, TWICE = TARGET - 3, TARGET - 2, TARGET - 1
 COUNT = SHORT + 1
+CP_OWNER, CP_ORDER = TARGET - 5, TARGET - 4
 UNWRITTEN = SHORT + 5
 """Order of precedence where several reasons fit one access: outside cache, null block, released or reserved, foreign,
 target or length. Within a class the more telling reason stands first: a whole foreign row before a foreign block, the

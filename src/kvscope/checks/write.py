@@ -32,7 +32,7 @@ def _token_finding(view: GroupView, row: int, token: int, **fields: object) -> F
         group_id=view.group.group_id,
         token_index=token,
         position=int(view.step.plan.positions[token]),
-        block_id=slot // view.group.block_size,
+        block_id=slot // view.group.slots_per_block,
         slot=slot,
         expected=int(view.expected_slots[token]),
         actual=slot,
@@ -41,7 +41,7 @@ def _token_finding(view: GroupView, row: int, token: int, **fields: object) -> F
 
 
 def _blocks(view: GroupView) -> Int64:
-    return view.slots // view.group.block_size
+    return view.slots // view.group.slots_per_block
 
 
 def _outside(view: GroupView) -> Bool:
@@ -54,7 +54,8 @@ def _outside(view: GroupView) -> Bool:
     severity="fatal",
     rank=r.OUTSIDE,
     title="a token is written outside the cache",
-    fires="The slot of a real token lies beyond num_blocks * block_size, or is negative and not the padding value.",
+    fires="The slot of a real token lies beyond the slots of the pool on this rank, or is negative and not the padding "
+    "value.",
     silent="Padding slots; a slot in the wrong block of the pool (write_target_mismatch).",
     sources=(r.PLAN_SLOTS, "the size of the pool"),
 )
@@ -102,7 +103,7 @@ def write_foreign_block(view: GroupView) -> Iterator[Finding]:
         row = int(view.step.token_row[token])
         if row in told:
             continue
-        block = int(view.slots[token]) // view.group.block_size
+        block = int(view.slots[token]) // view.group.slots_per_block
         other = view.step.bindings.foreign_holder(view.group_index, block, view.step.plan.request_ids[row])
         if other is not None:
             told.add(row)
@@ -213,7 +214,7 @@ def write_padding_slot_enabled(view: GroupView) -> Iterator[Finding]:
         return
     index = int(enabled[0])
     slot = int(view.padding[index])
-    holders = view.step.bindings.holders(view.group_index, slot // view.group.block_size)
+    holders = view.step.bindings.holders(view.group_index, slot // view.group.slots_per_block)
     yield Finding(
         reason="",
         step=view.step.declaration.step,
@@ -221,7 +222,7 @@ def write_padding_slot_enabled(view: GroupView) -> Iterator[Finding]:
         other_request_id=holders[0] if holders else None,
         group_id=view.group.group_id,
         token_index=view.step.plan.num_tokens + index,
-        block_id=slot // view.group.block_size,
+        block_id=slot // view.group.slots_per_block,
         slot=slot,
         expected=PAD_SLOT,
         actual=slot,

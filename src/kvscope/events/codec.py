@@ -16,6 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from kvscope import __version__
 from kvscope.events.connector import connector_plan_record, connector_result_record, taken_up_record
+from kvscope.events.context_parallel import KIND as CP_CONTEXT
+from kvscope.events.context_parallel import context_from, context_record
+from kvscope.events.context_schema import ContextSizes
 from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.finding_schema import FindingCount
 from kvscope.events.findings import finding_from, violation_record
@@ -52,6 +55,8 @@ __all__ = [
     "agreed_records",
     "bind_record",
     "boundary_record",
+    "context_from",
+    "context_record",
     "coverage_record",
     "declaration_from",
     "drafts_from",
@@ -196,9 +201,12 @@ def enabled_record(
                 kernel_block_size=group.kernel_block_size,
                 layers=group.layers,
                 visible_tokens=or_absent(group.visible_tokens),
+                shards=group.shards if group.shards > 1 else UNSET,
             )
             for group in topology.groups
         ]
+        if topology.context_parallel:
+            record.context_parallel = ContextSizes(pcp_size=topology.pcp_size, dcp_size=topology.dcp_size)
     return record
 
 
@@ -246,7 +254,8 @@ def error_record(error: BaseException) -> ErrorRecord:
 def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> BoundaryRecord:
     """The kv.boundary of a fact.
 
-    ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``worker_result`` and ``update_input`` a StepResult;
+    ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``cp_context`` a fact of context parallelism,
+    ``worker_result`` and ``update_input`` a StepResult;
     ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None), ``drafts``
     (Drafts or None) and ``previous_step``; ``connector_plan`` a ConnectorPlan, ``connector_result`` a ConnectorResult,
     and ``connector_taken_up``, which is of that kind as well, a sequence of TakenUp.
@@ -262,6 +271,8 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
         )
     if kind == "dummy":
         return dummy_record(fact)
+    if kind == CP_CONTEXT:
+        return context_record(fact, names)
     if kind in {"worker_result", "update_input"}:
         return result_record(kind, fact, names)
     if kind == "connector_plan":

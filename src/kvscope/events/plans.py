@@ -97,12 +97,8 @@ def _write_record(
         record.positions, rest = _by_row(snapshot.positions, snapshot.query_lens)
         if rest != []:
             record.positions_rest = rest
-    if full or not snapshot.exact:
-        record.exact = snapshot.exact
-    if full or snapshot.first_offset:
-        record.first_offset = snapshot.first_offset
+    _say_what_is_unusual(record, snapshot, full)
     if full:
-        record.coordinates = "global"
         record.is_dummy = False
         record.positions_consecutive = snapshot.positions is None
         if snapshot.positions is None:
@@ -114,6 +110,15 @@ def _write_record(
         if all(group.group_id in block_sizes and len(group.slots) == lens.sum() for group in groups):
             record.target_blocks = [_blocks(group.slots, lens, block_sizes[group.group_id]) for group in groups]
     return record
+
+
+def _say_what_is_unusual(record: WriteRecord, snapshot: PlanSnapshot, full: bool) -> None:
+    if full or snapshot.coordinates != "global":
+        record.coordinates = snapshot.coordinates
+    if full or not snapshot.exact:
+        record.exact = snapshot.exact
+    if full or snapshot.first_offset:
+        record.first_offset = snapshot.first_offset
 
 
 def _read_record(snapshot: PlanSnapshot, names: RequestNames, full: bool) -> ReadRecord:
@@ -177,6 +182,7 @@ def snapshot_from(write: WriteRecord, read: ReadRecord) -> PlanSnapshot:
         graph_mode=write.graph_mode,
         exact=given(write.exact, True),
         groups=[_group(write, read, index) for index in range(len(write.groups))],
+        coordinates=given(write.coordinates, "global"),
         first_offset=given(write.first_offset, 0),
     )
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvscope.events.connector_schema import ReceiveInfo, TakenUpInfo
+from kvscope.events.context_schema import ContextSizes, RankCoordinates
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
@@ -48,7 +49,10 @@ class InactiveCheck(msgspec.Struct, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, kw_only=True):
-    """One KV-cache group. ``visible_tokens`` is absent where attention sees the whole sequence."""
+    """One KV-cache group. ``visible_tokens`` is absent where attention sees the whole sequence, ``shards`` (over how
+    many ranks the tokens of a block are dealt out) where each rank stores them all. Slots are counted by ``block_size``
+    over ``shards``.
+    """
 
     group_id: int
     kind: str
@@ -56,6 +60,7 @@ class GroupInfo(msgspec.Struct, kw_only=True):
     kernel_block_size: int | None
     layers: int
     visible_tokens: int | UnsetType = UNSET
+    shards: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
 class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
@@ -63,7 +68,8 @@ class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
 
     ``parts`` says ``on``, ``off`` or ``inactive: …`` for each of the four parts, ``actions`` what a finding of the part
     does. ``file_index`` is the n of the file's name, ``files_deleted`` how many older files of this process are gone.
-    ``ranks_elsewhere`` counts ranks on other hosts, whose findings can only be logged there.
+    ``ranks_elsewhere`` counts ranks on other hosts, whose findings can only be logged there. ``context_parallel`` is
+    absent without context parallelism.
     """
 
     run_id: str
@@ -81,6 +87,7 @@ class EnabledRecord(Envelope, kw_only=True, tag="kv.enabled"):
     null_block_id: int | UnsetType | None = UNSET
     num_blocks: int | UnsetType | None = UNSET
     groups: list[GroupInfo] | UnsetType | None = UNSET
+    context_parallel: ContextSizes | UnsetType = UNSET
     rank: int | UnsetType = UNSET
     ranks_elsewhere: int | UnsetType = UNSET
     device_clone_bytes: int | UnsetType = UNSET
@@ -150,8 +157,9 @@ class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
     - ``positions`` are consecutive in every row (``positions_consecutive`` says so where they are spelled out);
     - ``padding_enabled`` (padding slots that would be written) is empty in every group;
     - ``target_blocks`` follow from ``slots`` and the block size (absent, too, where that is unknown);
-    - ``coordinates`` is ``global``, ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper
-      bound of the computed tokens, so that positions and lengths are not judged.
+    - ``coordinates`` is ``global`` (``local``: slots within a context-parallel rank's share of the blocks),
+      ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper bound of the computed tokens, so
+      that positions and lengths are not judged.
 
     ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
     ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
@@ -224,6 +232,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
       ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
       ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name; ``load_failed``, if blocks or
       requests could not be loaded;
+    - ``cp_context``: ``coordinates`` of a rank, with the ``groups`` whose tokens are dealt out; or, where they are not
+      what follows from the declaration, of one step the local rows, ``local_requests`` with ``local_lengths`` each, or
+      with ``query_len``, ``seq_len``, ``positions`` and the ``writers`` of the gathered keys and values (the token of
+      the batch that is stored from each place, -1 for none);
     - ``connector_plan``: ``receives`` is what the step has the connector load, ``sends`` which finished requests it
       keeps the blocks of until they are sent;
     - ``connector_result`` is one of three. What the workers said with a result: ``finished_sending``,
@@ -258,6 +270,13 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     result_lengths: dict[str, int] | UnsetType = UNSET
     load_failed: bool | UnsetType = UNSET
     previous_step: Count | UnsetType = UNSET
+    coordinates: RankCoordinates | UnsetType = UNSET
+    local_requests: list[RequestId] | UnsetType = UNSET
+    local_lengths: list[int] | UnsetType = UNSET
+    query_len: list[int] | UnsetType = UNSET
+    seq_len: list[int] | UnsetType = UNSET
+    positions: Runs | UnsetType = UNSET
+    writers: Runs | UnsetType = UNSET
     block_ids: Runs | UnsetType = UNSET
     group_id: int | UnsetType = UNSET
     filled: Runs | UnsetType = UNSET

@@ -7,11 +7,13 @@ Sources: V1 ``GPUModelRunner._get_slot_mappings`` (``vllm/v1/worker/gpu_model_ru
 from __future__ import annotations
 
 from operator import sub
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .context_parallel import ContextParallel, LocalRows
 from .digest import column_weights, table_digest
 
 Int32 = npt.NDArray[np.int32]
@@ -26,13 +28,16 @@ class GroupPlan(msgspec.Struct, kw_only=True, gc=False):
 
     ``tables`` is ``int32 [rows, width]``; only the first ``table_blocks[i]`` entries of row ``i`` mean anything, what
     follows is left over from earlier batches. ``slots`` is ``int64 [tokens, padding included]``. The arrays may be
-    views of the host's live buffers: they are valid only until the hook returns.
+    views of the host's live buffers: they are valid only until the hook returns. Where they are copies, because the
+    host has them in another shape or order, ``host_slots`` and ``host_tables`` are its own arrays.
     """
 
     group_id: int
     tables: Int32
     table_blocks: Int32
     slots: Int64
+    host_slots: npt.NDArray[Any] | None = None
+    host_tables: Int32 | None = None
 
 
 class Plan(msgspec.Struct, kw_only=True, gc=False):
@@ -42,6 +47,10 @@ class Plan(msgspec.Struct, kw_only=True, gc=False):
     (tokens visible to attention after this step). ``num_tokens`` are real tokens; the slots may be longer (padding).
     ``exact`` is False where the host itself only has an upper bound of the computed tokens (asynchronous speculative
     decoding): positions and lengths are then not judged.
+
+    ``context`` is None without context parallelism. With it the slots are this rank's own, :data:`PAD_SLOT` for tokens
+    that others store. ``local`` is None unless the rank computes only a part of the batch; everything else here is
+    then about the whole batch, in whose order the gathered slots were put back.
     """
 
     request_ids: list[str]
@@ -52,6 +61,8 @@ class Plan(msgspec.Struct, kw_only=True, gc=False):
     groups: list[GroupPlan]
     graph_mode: str = "NONE"
     exact: bool = True
+    context: ContextParallel | None = None
+    local: LocalRows | None = None
 
     def group(self, index: int, group_id: int) -> GroupPlan | None:
         """The plan of one group, which stands at ``index`` unless one before it is missing; None if there is none."""
@@ -115,7 +126,8 @@ class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
     ``query_lens``, ``computed`` (tokens before this step, as the declaration has it), ``seq_lens`` are
     ``int32 [rows]``; ``first_positions`` and ``last_positions`` ``int64 [rows]``. ``positions`` is None where every
     row is a run of consecutive positions, else ``int64 [num_tokens]``. ``first_offset`` is where the query offsets
-    begin: 0 in any sound plan.
+    begin: 0 in any sound plan. ``coordinates`` are ``local`` where slots are counted within this rank's share of the
+    blocks.
     """
 
     step: int
@@ -131,6 +143,7 @@ class PlanSnapshot(msgspec.Struct, kw_only=True, gc=False):
     graph_mode: str
     exact: bool
     groups: list[GroupSnapshot]
+    coordinates: str = "global"
     first_offset: int = 0
 
 

@@ -21,7 +21,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """One KV-cache group. ``block_size`` is in tokens, as the manager counts; ``kernel_block_size`` is what the
     attention backend was given (vLLM 0.32 expands manager blocks only inside the metadata builders).
 
-    ``visible_tokens`` is None when attention sees the whole sequence, else how far back a token can look.
+    ``visible_tokens`` is None when attention sees the whole sequence, else how far back a token can look. ``shards`` is
+    over how many ranks the tokens of a block are dealt out (decode context parallelism): each rank has room for
+    ``slots_per_block`` of them, and the table of a sequence is the same on all.
     """
 
     group_id: int
@@ -30,6 +32,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kernel_block_size: int | None
     layers: int
     visible_tokens: int | None = None
+    shards: int = 1
+
+    @property
+    def slots_per_block(self) -> int:
+        """Slots that a block has on one rank, by which slots are counted."""
+        return self.block_size // self.shards
 
     @property
     def judged(self) -> bool:
@@ -37,11 +45,21 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool that all groups share. Valid block ids are ``0 .. num_blocks - 1``; ``null_block_id`` is never owned."""
+    """The pool that all groups share. Valid block ids are ``0 .. num_blocks - 1``; ``null_block_id`` is never owned.
+
+    ``pcp_size`` and ``dcp_size`` are how many ranks prefill and decode context parallelism were configured with.
+    """
 
     num_blocks: int
     null_block_id: int
     groups: tuple[Group, ...]
+    pcp_size: int = 1
+    dcp_size: int = 1
+
+    @property
+    def context_parallel(self) -> bool:
+        """Whether the tokens of a sequence are shared out over ranks, in memory or in computation."""
+        return self.pcp_size > 1 or self.dcp_size > 1
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,8 +135,8 @@ def slot_text(slot: int, scene: Scene | None, block_id: int | None = None) -> st
     """The slot, and the block and offset that it is."""
     if slot == PAD_SLOT:
         return f"slot {slot} (padding: nothing is written)"
-    if scene is not None and scene.block_size is not None and slot >= 0:
-        return f"slot {slot} (block {slot // scene.block_size}, offset {slot % scene.block_size})"
+    if scene is not None and scene.slots_per_block is not None and slot >= 0:
+        return f"slot {slot} (block {slot // scene.slots_per_block}, offset {slot % scene.slots_per_block})"
     return f"slot {slot}" if block_id is None else f"slot {slot} (block {block_id})"
 
 

@@ -18,6 +18,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ViolationError
+from ..facts.context_parallel import LocalLengths
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Topology
@@ -105,6 +106,10 @@ class DeferredJudge:
     # What the worker is told ------------------------------------------------------------------------------------------
 
     @property
+    def reads_local_lengths(self) -> bool:
+        return self.judge.reads_local_lengths
+
+    @property
     def expects_no_plan(self) -> bool:
         """As of the step that is being launched, of which the judge may know nothing yet."""
         return not self._has_work
@@ -145,6 +150,9 @@ class DeferredJudge:
 
     def on_plan_skipped(self, cause: str) -> None:
         self._tell(self.judge.on_plan_skipped, cause)
+
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None:
+        self._tell(self.judge.on_local_lengths, lengths)
 
     def on_launched(self) -> None:
         self._in_step = self._has_work = False

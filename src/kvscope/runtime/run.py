@@ -145,7 +145,7 @@ class Run:
         """Start writing: everything that kv.enabled says is known now."""
         if not self.is_open:
             self.is_open = True
-            sizes = {group.group_id: group.block_size for group in self.topology.groups} if self.topology else None
+            sizes = {group.group_id: group.slots_per_block for group in self.topology.groups} if self.topology else None
             self.stream.open(self.enabled, block_sizes=sizes)
             if "engine" in self.roles:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))

@@ -12,7 +12,7 @@ from ..state.bindings import Bindings
 def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Plan:
     """The plan itself where every row is declared and has a whole table (the common case), else a part of it.
 
-    Row numbers of findings then count within that part.
+    Row numbers of findings then count within that part. What a rank computes of the batch is not judged by a part.
     """
     scheduled, partial = declaration.requests.scheduled, bindings.partial
     rows = bindings.rows_of(plan.request_ids)
@@ -37,6 +37,7 @@ def judged_rows(plan: Plan, declaration: Declaration, bindings: Bindings) -> Pla
         groups=[_select(group, rows, tokens, plan.num_tokens) for group in plan.groups],
         graph_mode=plan.graph_mode,
         exact=plan.exact,
+        context=plan.context,
     )
 
 

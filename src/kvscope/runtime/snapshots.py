@@ -38,6 +38,7 @@ def take_snapshot(step: StepView, groups: Sequence[GroupView], *, spell_tables: 
         graph_mode=plan.graph_mode,
         exact=plan.exact,
         groups=[_group(group, spell_tables) for group in groups],
+        coordinates="local" if any(group.share is not None for group in groups) else "global",
         first_offset=0 if step.single else int(plan.query_start[0]),
     )
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from ..checks.agreement import agreed_plan
+from ..checks.context_parallel import ContextView
 from ..checks.finding import Finding
 from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
 from ..checks.plan_view import StepView
+from ..facts.context_parallel import LocalLengths
 from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
-from ..facts.topology import Topology
+from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
@@ -21,6 +23,7 @@ from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from ..state.tails import TailCensus
+from .context import ContextWatch
 from .follower import PoolFollower
 from .run import Run
 from .selection import judged_rows
@@ -34,13 +37,19 @@ class WorkerJudge:
     another rank a launch that must not happen is made harmless instead, and the mailbox stops the engine.
     """
 
-    def __init__(self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None) -> None:
+    reads_local_lengths = False
+
+    def __init__(
+        self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None, ranks: Ranks | None = None
+    ) -> None:
         self._run = run
+        self._ranks = ranks or Ranks()
         self.reads_host_tensors = True
         self._returns_results = returns_results
         self._unjudged_cause = unjudged_cause
         self._bindings: Bindings | None = None
         self._pool: PoolFollower | None = None
+        self._context: ContextWatch | None = None
         self._groups: list[BatchTable] = []
         self._followers: list[Follower] = []
         self._kept_groups: Sequence[AgreedGroup | None] = []  # what several steps share is queued with the first
@@ -60,6 +69,10 @@ class WorkerJudge:
         """The pool is known, or known anew: nothing is bound yet."""
         self._bindings = Bindings(topology)
         self._pool = PoolFollower(self._run, topology, self._bindings) if "kv_guard_config" in self._run.parts else None
+        self._context = (
+            ContextWatch(self._run, topology, self._bindings, self._ranks) if topology.context_parallel else None
+        )
+        self.reads_local_lengths = topology.dcp_size > 1
         judged = [i for i, group in enumerate(topology.groups) if group.judged]
         self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
@@ -175,6 +188,8 @@ class WorkerJudge:
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
             return
+        if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
+            return
         if self._tails.is_due():
             self._tails.take(plan, bindings, run.coverage.tail_entries)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
@@ -194,6 +209,15 @@ class WorkerJudge:
             if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
                 self._refuse(plan, findings)
 
+    def _knows_where_it_stands(self, context: ContextWatch, plan: Plan, declaration: Declaration) -> bool:
+        """Whether a context-parallel rank's plan can be judged; its rows are counted where it cannot."""
+        found, cause = context.take(plan, declaration)
+        if cause is not None:
+            self.on_plan_skipped(cause)
+        if found:
+            self._report(found, "runner", "plan")
+        return cause is None
+
     def _judge_rows(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> list[Finding]:
         """Judge the rows that are declared and whose tables are known; count the others by cause."""
         findings: list[Finding] = []
@@ -203,6 +227,8 @@ class WorkerJudge:
                 judged, declaration, bindings, *(self._pool.sides if self._pool is not None else (None, None))
             )
             groups = step.groups(self._groups)
+            if self._context is not None:
+                self._context.note_local_rows(ContextView(step, groups), declaration, spell=self._spell_tables)
             findings = judge_plan(step, groups, self._run.parts)
             if not plan.exact:
                 self._run.coverage.skipped["C1", "estimated_lengths"] += len(step.rows) * len(groups)
@@ -221,6 +247,18 @@ class WorkerJudge:
             self._skip("not_in_batch", left_out - unknown)
         return findings
 
+    def on_local_lengths(self, lengths: LocalLengths | None) -> None:
+        """None: the host has none of the step where they can be read."""
+        declaration, context = self._current, self._context
+        if declaration is None or declaration.is_empty or context is None:
+            return
+        if lengths is None:
+            self._run.coverage.skipped["L", "local_lengths_unread"] += len(declaration.requests.scheduled)
+            return
+        findings = context.judge_lengths(lengths, declaration, spell=self._spell_tables)
+        if findings:
+            self._report(findings, "runner", "cp_context")
+
     def on_dummy(self, run: DummyRun) -> None:
         if self._bindings is None:
             return
@@ -232,7 +270,8 @@ class WorkerJudge:
             after_step=self._last_step,
         )
         self._run.coverage.dummy_runs += 1
-        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, ledger=self._ledger)
+        context = self._context.current if self._context is not None else None
+        findings = judge_dummy(run, self._last_step, self._bindings, self._run.parts, self._ledger, context)
         if findings:
             self._report(findings, "runner", "dummy")
 
@@ -305,6 +344,9 @@ class WorkerJudge:
             raise error
         num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
         for group in plan.groups:
-            size = self._bindings.topology.groups[group.group_id].block_size if self._bindings is not None else 1
-            group.slots[(group.slots >= num_blocks * size) | (group.slots < PAD_SLOT)] = PAD_SLOT
-            group.tables[(group.tables < 0) | (group.tables >= num_blocks)] = 0
+            size = self._bindings.topology.groups[group.group_id].slots_per_block if self._bindings is not None else 1
+            slots = group.slots if group.host_slots is None else group.host_slots
+            tables = group.tables if group.host_tables is None else group.host_tables
+            numbers = slots if slots.ndim == 1 else group.slots
+            slots[(numbers >= num_blocks * size) | (numbers < PAD_SLOT)] = PAD_SLOT
+            tables[(tables < 0) | (tables >= num_blocks)] = 0

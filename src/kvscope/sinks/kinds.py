@@ -24,6 +24,7 @@ RECORDS_OF_KIND: Mapping[str, int] = {
     "frontend_admit": 1,
     "worker_input": 1,
     "dummy": 1,
+    "cp_context": 1,
     "worker_result": 1,
     "update_input": 1,
     "connector_plan": 1,

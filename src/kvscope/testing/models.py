@@ -20,8 +20,9 @@ from typing import Any, Literal, get_args
 
 from kvscope.testing.environment import cache_directory
 
-Kind = Literal["qwen3", "gemma3", "deepseek-v2"]
-"""`qwen3`: full attention, one group. `gemma3`: five sliding-window layers, one full. `deepseek-v2`: latent (MLA)."""
+Kind = Literal["qwen3", "qwen3-one-head", "gemma3", "deepseek-v2"]
+"""`qwen3`: full attention, one group; with one head of keys, `qwen3-one-head`. `gemma3`: five sliding-window layers,
+one full. `deepseek-v2`: latent (MLA)."""
 
 Shape = tuple[int, ...]
 Weight = tuple[str, Shape, float]
@@ -179,7 +180,8 @@ def _deepseek_v2(config: dict[str, Any]) -> Iterator[Weight]:
     yield "lm_head.weight", (VOCABULARY, hidden), 1.0
 
 
-_WEIGHTS = {"qwen3": _qwen3, "gemma3": _gemma3, "deepseek-v2": _deepseek_v2}
+_CONFIGS["qwen3-one-head"] = _CONFIGS["qwen3"] | {"num_key_value_heads": 1}
+_WEIGHTS = {"qwen3": _qwen3, "qwen3-one-head": _qwen3, "gemma3": _gemma3, "deepseek-v2": _deepseek_v2}
 
 
 def build(kind: Kind, directory: Path | None = None) -> Path:

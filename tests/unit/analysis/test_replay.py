@@ -18,6 +18,7 @@ from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import dummy_table_live
 from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
@@ -177,6 +178,8 @@ FAMILIES = (
 )
 OF_THE_POOL = {function.rule.reason for family in FAMILIES for function in family}
 """What needs a ledger of the pool beside declarations and plans."""
+OF_SEVERAL_RANKS = {f.rule.reason for family in (CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES) for f in family}
+"""What needs ranks that share out a sequence (``test_context``)."""
 
 
 OF_A_CONNECTOR = {function.rule.reason for function in (*COMPLETION_RULES, *FAILED_LOAD_RULES, *INVALID_RULES)}
@@ -184,7 +187,8 @@ OF_A_CONNECTOR = {function.rule.reason for function in (*COMPLETION_RULES, *FAIL
 
 
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
-    assert SCENARIOS.keys() | NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR == RULES.keys()
+    beside = NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR | OF_SEVERAL_RANKS
+    assert SCENARIOS.keys() | beside == RULES.keys()
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

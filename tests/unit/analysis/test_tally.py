@@ -11,7 +11,7 @@ from kvscope.events.finding_schema import BlockHistory, FindingCount
 from kvscope.runtime.folding import SUBJECTS
 
 SCENE = Scene(
-    num_blocks=16, null_block_id=0, block_size=16, logical_block=None, declared_block=None, holders=[], tenures=[],
+    num_blocks=16, null_block_id=0, slots_per_block=16, logical_block=None, declared_block=None, holders=[], tenures=[],
     strip=[],
 )  # fmt: skip
 HISTORY = BlockHistory(generation=3)

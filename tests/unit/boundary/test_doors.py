@@ -106,7 +106,7 @@ def test_a_message_without_a_declaration_is_told_apart_from_one_that_our_hook_mi
 
 
 def test_a_launch_is_told_with_its_result_if_there_is_one() -> None:
-    observer = Told(due_result=None)
+    observer = Told(due_result=None, reads_local_lengths=False)
     worker.after_execute(observer, None, (), {}, None)
     assert observer.names == ["on_launched"]
     worker.after_execute(observer, None, (), {}, SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]]))

@@ -20,6 +20,7 @@ def input_batch(value: int) -> Any:
     table = SimpleNamespace(
         block_table=SimpleNamespace(gpu=torch.full((4, 3), value, dtype=torch.int32)),
         num_blocks_per_row=np.array([2, 1, 0, 0], np.int32),
+        block_size=16,
         slot_mapping=SimpleNamespace(gpu=torch.full((8,), 16 * value, dtype=torch.int64)),
     )
     return SimpleNamespace(

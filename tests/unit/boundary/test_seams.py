@@ -35,7 +35,7 @@ def test_names_and_targets_are_distinct() -> None:
 
 def test_every_role_has_seams_and_only_bootstrap_seams_wait_for_their_module() -> None:
     roles = {"bootstrap", "frontend", "engine", "allocator", "connector", "worker", "worker_v1", "worker_v2"}
-    roles |= {"deferred_v1", "deferred_v2"}
+    roles |= {"deferred_v1", "deferred_v2", "graphs_v1", "graphs_v2"}
     assert {seam.role for seam in TABLE} == roles
     assert [seam.when_loaded for seam in TABLE] == [seam.role == "bootstrap" for seam in TABLE]
 

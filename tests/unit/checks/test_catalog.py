@@ -9,6 +9,7 @@ import pytest
 
 import unit.checks.connector_cases
 import unit.checks.content_cases
+import unit.checks.context_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.lifecycle_cases
@@ -23,6 +24,7 @@ from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
 from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
 from kvscope.checks.content import CONTENT_RULES
+from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -114,6 +116,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         CONTENT_RULES,
         LIFETIME_RULES,
         HANDOVER_RULES,
+        COORDINATE_RULES,
         GROUP_RULES,
         ROW_RULES,
         WRITE_RULES,
@@ -121,6 +124,8 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        CONTEXT_RULES,
+        LENGTH_RULES,
         DUMMY_RULES,
         RESULT_RULES,
     )
@@ -137,6 +142,7 @@ def test_the_order_of_precedence_is_the_published_one() -> None:
     outside, null, released = {v.OUTSIDE}, {v.NULL}, {v.RELEASED, v.RESERVED}
     foreign = {v.FOREIGN_ROW, v.FOREIGN, v.FOREIGN_OWNER, v.SHARED, v.UNDECLARED}
     target_or_length = {v.OFFSETS, v.POSITION, v.ORDER, v.NEGATIVE, v.TWICE, v.TARGET, v.LENGTH, v.COUNT, v.SHORT}
+    target_or_length |= {v.CP_OWNER, v.CP_ORDER}
     contents = {v.UNWRITTEN}
     classes = [outside, null, released, foreign, target_or_length, contents, {v.OTHER}]
     for earlier, later in pairwise(classes):
