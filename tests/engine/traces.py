@@ -11,15 +11,8 @@ from msgspec import UnsetType
 
 from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import (
-    BindRecord,
-    BoundaryRecord,
-    CoverageRecord,
-    EnabledRecord,
-    ReadRecord,
-    WriteRecord,
-    decode_record,
-)
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, CoverageRecord, EnabledRecord, decode_record
 
 R = TypeVar("R", bound=Envelope)
 

@@ -6,7 +6,6 @@ something is missing is counted with the cause, never completed by a guess.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -18,6 +17,19 @@ from kvscope.analysis.engines import engines_of
 from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
 from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
+from kvscope.analysis.row_coverage import (
+    DAMAGED,
+    GROUP_MISSING,
+    HALF_PLAN,
+    LATE,
+    NO_DECLARATION,
+    NO_INPUT,
+    NO_PLAN,
+    NO_TABLE,
+    NOT_IN_BATCH,
+    PARTIAL,
+    RowCoverage,
+)
 from kvscope.analysis.scene import Scene, scene_of
 from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
@@ -50,7 +62,8 @@ from kvscope.events.codec import (
 from kvscope.events.context_parallel import KIND as CP_CONTEXT
 from kvscope.events.envelope import given
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, Record
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
@@ -58,39 +71,8 @@ from kvscope.facts.requests import Declaration
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
 
-NO_PLAN = "no plan recorded"
-NO_DECLARATION = "declaration missing"
-NO_INPUT = "worker_input missing"
-HALF_PLAN = "kv.write or kv.read missing"
-DAMAGED = "record contradicts itself"
-LATE = "written after a later step"
-PARTIAL = "table not known from its start"
-NO_TABLE = "table neither recorded nor as declared"
-NOT_IN_BATCH = "not in the batch"
-GROUP_MISSING = "its group has no plan"
-
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
-
-
-class RowCoverage(msgspec.Struct, kw_only=True):
-    """Rows (request x step x group x rank) of groups whose semantics are judged. ``other_rows`` are those of groups
-    that no rule of this version can judge, by ``group (kind)``.
-    """
-
-    steps: int = 0
-    scheduled: int = 0
-    audited: int = 0
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    other_rows: Counter[str] = msgspec.field(default_factory=Counter)
-    dummy_runs: int = 0
-    first_step: int | None = None
-    last_step: int | None = None
-
-    @property
-    def share(self) -> float:
-        """Audited rows of the scheduled ones, 0 where nothing was scheduled."""
-        return self.audited / self.scheduled if self.scheduled else 0.0
 
 
 class Replay:

@@ -10,7 +10,7 @@ from kvscope.analysis.pool import FollowedPool, ScheduledPool
 from kvscope.analysis.reader import ProcessLog
 from kvscope.analysis.scene import Scene
 from kvscope.checks.finding import Finding
-from kvscope.events.schema import WriteRecord
+from kvscope.events.plan_schema import WriteRecord
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
 from kvscope.state.batches import BatchTable

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvscope.analysis.reader import Trace
-from kvscope.analysis.replay import GROUP_MISSING, NO_DECLARATION, NO_TABLE, PARTIAL, Replay
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.row_coverage import GROUP_MISSING, NO_DECLARATION, NO_TABLE, PARTIAL
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES

@@ -15,14 +15,13 @@ from kvscope.events import codec
 from kvscope.events.envelope import SCHEMA, Envelope
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.names import RequestNames
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
 from kvscope.events.schema import (
     RECORDS,
     BindRecord,
     BoundaryRecord,
     InactiveCheck,
-    ReadRecord,
     UnknownRecord,
-    WriteRecord,
     decode_record,
     json_schema,
 )
