@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from . import config as configuration
 from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
+from .boundary.attention import AttentionLayout
 from .boundary.connector import PlanReader
-from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of
+from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of, clones_of
 from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
@@ -144,7 +145,7 @@ class PluginHub:
         run = self._run_of(scheduler.vllm_config)
         if run is None:
             return
-        run.topology = read_topology(scheduler.kv_cache_config, scheduler.vllm_config)
+        run.topology = read_topology(scheduler.kv_cache_config, scheduler.vllm_config, run.kernel_block_sizes)
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
@@ -180,11 +181,15 @@ class PluginHub:
         run, observer = self._run_of(worker.vllm_config), getattr(worker, OBSERVER, None)
         if run is None or observer is None:
             return
-        topology = read_topology(kv_cache_config, worker.vllm_config)
+        layout = AttentionLayout.of_runner(worker.model_runner)
+        run.kernel_block_sizes = layout.kernel_block_sizes
+        topology = read_topology(kv_cache_config, worker.vllm_config, layout.kernel_block_sizes)
         observer.bind_topology(topology)
         observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
         self._note_overrides(worker.model_runner)
+        wrappers = [entry.wrapper for entry in self.ledger.installed.values()]
+        run.unread_operators = layout.attach(worker.model_runner, observer, wrappers, topology)
         self._refuse_lost(run.config, "worker_v2" if run.runner == "V2" else "worker_v1")
         if not (observer.reads_host_tensors or isinstance(observer, DeferredJudge)):
             self._refuse_if(refused_groups(run.config, topology, DEVICE_TENSORS))
@@ -206,7 +211,7 @@ class PluginHub:
                 judge.reads_host_tensors = True
                 return judge
             whole = runner_v2.whole_plan(runner) if run.runner == "V2" else runner_v1.whole_plan(runner)
-            ring = CloneRing(device, clone_bytes_of(whole))
+            ring = CloneRing(device, clone_bytes_of(whole), clones_of(worker.vllm_config))
         except Exception as error:  # noqa: BLE001 - the device is anybody's; what it cannot do must not stop the start
             text = "kvscope: plans on this device are not judged (%s)"
             say(logging.WARNING, text, type(error).__name__, error=error)

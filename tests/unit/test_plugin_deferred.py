@@ -44,6 +44,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PluginHub]:
 
 def attach(hub: PluginHub, model_runner: Any, *, rank: int = 0, **config: Any) -> Any:
     of = vllm_config(**config)
+    of.max_concurrent_batches = 2
     hub.configure_worker(of)
     worker = SimpleNamespace(vllm_config=of, rank=rank, model_runner=model_runner)
     hub.attach_worker(worker)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from kvscope.analysis.pool import FollowedPool
 from kvscope.analysis.reader import ProcessLog, step_of
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_completions, judge_failed_loads
+from kvscope.checks.judge import judge_completions, judge_failed_loads, judge_receives
 from kvscope.checks.rule import Part
 from kvscope.events.connector import (
     CONNECTOR_PLAN,
@@ -18,7 +19,6 @@ from kvscope.events.pool import CONNECTOR_RESULT
 from kvscope.events.schema import BoundaryRecord
 from kvscope.facts.requests import Declaration
 from kvscope.state.bindings import Bindings
-from kvscope.state.invalid_blocks import InvalidBlocks
 from kvscope.state.transfers import FailedLoad, Transfers
 
 CONNECTOR_KINDS = (CONNECTOR_PLAN, CONNECTOR_RESULT)
@@ -37,20 +37,21 @@ class ConnectorSide:
         record: BoundaryRecord,
         log: ProcessLog,
         declared: Callable[[int], Declaration | None],
-        invalid: InvalidBlocks | None,
+        pool: FollowedPool,
         parts: Collection[Part],
     ) -> list[Finding]:
-        """Take over a record of :data:`CONNECTOR_KINDS`, and judge it. ``invalid``: where to say which blocks were not
-        loaded, None if the pool is not followed.
+        """Take over a record of :data:`CONNECTOR_KINDS`, and judge it. ``pool`` has been told all of it that stands
+        before the record.
 
         Raises:
             ValueError: the trace was written without request ids.
         """
+        step, trace_id = step_of(record), record.trace_id if isinstance(record.trace_id, str) else ""
         if record.kind == CONNECTOR_PLAN:
-            self._transfers.plan(connector_plan_from(record), step_of(record))
-            return []
-        step, declaration = step_of(record), declared(step_of(record))
-        trace_id = record.trace_id if isinstance(record.trace_id, str) else ""
+            plan = connector_plan_from(record)
+            self._transfers.plan(plan, step)
+            return judge_receives(plan.receives, step, trace_id, self._bindings.topology, parts, pool.ledger)
+        declaration = declared(step)
         if (taken_up := taken_up_from(record)) is not None:
             failed, self._failed = self._failed, []
             return judge_failed_loads(failed, taken_up, step, trace_id, parts)
@@ -60,7 +61,7 @@ class ConnectorSide:
         if log.missing or log.missing_first or log.garbage or log.ever_dropped:
             self._transfers.lose()
         self._failed = self._transfers.failed(result, declaration, self._bindings)
-        if invalid is not None and result.invalid_blocks:
-            invalid.report(result.invalid_blocks, step)
+        if pool.legality is not None and result.invalid_blocks:
+            pool.legality.invalid.report(result.invalid_blocks, step)
         completions = self._transfers.complete(result, step)
         return judge_completions(completions, step, trace_id, parts, is_partial=self._transfers.is_partial)

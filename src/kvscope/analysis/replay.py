@@ -167,9 +167,7 @@ class Replay:
             known = engine.declared.get(step)
             return None if known is None else known[0]
 
-        legality = engine.pool.legality
-        invalid = None if legality is None else legality.invalid
-        self._found(engine, None, engine.connector.take(record, log, declared, invalid, engine.setup.parts))
+        self._found(engine, None, engine.connector.take(record, log, declared, engine.pool, engine.setup.parts))
 
     def _operation(self, engine: EngineSide, record: Record, operation: PoolOperation) -> None:
         """Judge what the pool did. Whether the trace has all of it before that is known with the next declaration."""

@@ -28,11 +28,12 @@ NOT_REPLAYABLE = frozenset(
         "alias_owner_mismatch",
         "free_list_damaged",
         "ledger_pool_mismatch",
+        "operator_argument_mismatch",
     }
 )
 """Reasons that live can find in what a trace does not hold: a message without its declaration, a row of a batch that
 was never declared, what the host's free queue hands out before the host has looked at it, an audit of the host's own
-books.
+books, and the arguments of operators, of which only what differs is recorded.
 """
 
 

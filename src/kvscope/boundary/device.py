@@ -28,8 +28,8 @@ from ..facts.plans import DummyRun, Plan
 CLONES = "_kvscope_clones"
 """Attribute by which a runner whose tensors are on a device carries its :class:`CloneRing`."""
 
-RING_CLONES = 4
-"""Asynchronous scheduling has two steps on their way, one more with every pipeline stage."""
+SPARE_CLONES = 2
+"""So many more than steps that can be on their way: for runs without requests in between."""
 MOST_CLONE_BYTES = 16 << 20
 """Of one clone. 1024 requests of 4000 blocks fit; what a runner can hand over at most is often less."""
 
@@ -215,7 +215,7 @@ class Clone(Generic[T]):
 class CloneRing:
     """The memory for clones, taken once: ``device_bytes`` on the device and as much pinned on the host."""
 
-    def __init__(self, device: Device, clone_bytes: int, clones: int = RING_CLONES) -> None:
+    def __init__(self, device: Device, clone_bytes: int, clones: int) -> None:
         self.device = device
         self.device_bytes = clone_bytes * clones
         on_device, on_host = device.memory(self.device_bytes)
@@ -238,7 +238,11 @@ class CloneRing:
         if not room.lay_out(sources):
             self._free.append(room)
             return None
-        self.device.clone(sources, room.targets)
+        try:
+            self.device.clone(sources, room.targets)
+        except Exception:
+            self._free.append(room)  # nothing of it is on its way to the host
+            raise
         self.device.to_host(room.on_device[: room.used_bytes], room.on_host[: room.used_bytes], room.events)
         return Clone(self, room, make)
 
@@ -252,6 +256,11 @@ def clone_bytes_of(tensors: Sequence[Any]) -> int:
     needed: int = sum(tensor.numel() * tensor.element_size() + _ALIGNMENT_BYTES for tensor in tensors)
     whole = -(-needed // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return min(whole, MOST_CLONE_BYTES)
+
+
+def clones_of(vllm_config: Any) -> int:
+    """How many clones may have to wait at the same time. Source: ``VllmConfig.max_concurrent_batches``."""
+    return int(vllm_config.max_concurrent_batches) + SPARE_CLONES
 
 
 def ring_of(observer: Any, runner: Any) -> CloneRing | str:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..facts.allocator import PoolOperation
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 from .device import Clone
@@ -32,6 +33,8 @@ class EngineObserver(Observer, Protocol):
 
     ``on_pool`` and ``on_handing_out`` may not: the pool's books would be left half written."""
 
+    answers: Callable[[object], None] | None
+
     def next_step(self) -> tuple[int, str]: ...
 
     def on_schedule_begin(self) -> None: ...
@@ -55,16 +58,17 @@ class EngineObserver(Observer, Protocol):
 
     def on_updated(self) -> None: ...
 
-    @property
-    def answers(self) -> Callable[[object], None] | None: ...
-
     def on_reset(self) -> None: ...
 
 
 class WorkerObserver(Observer, Protocol):
-    """Observes one worker and its runner. ``on_plan`` may raise ViolationError before the launch."""
+    """Observes one worker and its runner. ``on_plan`` and ``on_operators`` may raise ViolationError, which keeps the
+    step from being launched.
+    """
 
     reads_host_tensors: bool
+    reads_operators: bool
+    planned_tokens: int
 
     @property
     def reads_local_lengths(self) -> bool: ...
@@ -89,6 +93,11 @@ class WorkerObserver(Observer, Protocol):
     def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
+
+    @property
+    def awaits_operators(self) -> bool: ...
+
+    def on_operators(self, arguments: OperatorArguments) -> None: ...
 
     def on_launched(self) -> None: ...
 

@@ -1,4 +1,6 @@
-"""Model Runner V1: final slots and tables. Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
+"""Model Runner V1: final slots and tables, and what the forward gets.
+
+Source: ``vllm/v1/worker/gpu_model_runner.py`` (0.32).
 
 ``_get_slot_mappings`` is the last call before the attention metadata is built; ``_dummy_run`` calls it too, and only
 afterwards turns every slot off, so a dummy run is read when it has ended.
@@ -9,12 +11,15 @@ it: every run fills what it hands on itself, so nothing replays that. What a run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .attention import LAYOUT, AttentionLayout, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import graph_mode_of
@@ -131,6 +136,23 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
     if views.context is not None:
         plan.context = context_of_v1(runner)
     return plan
+
+
+def before_forward(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
+    """``_model_forward`` is called with the forward context in place, for real batches only."""
+    if observer.awaits_operators:
+        context = sys.modules["vllm.forward_context"]._forward_context
+        batch = runner.input_batch
+        observer.on_operators(read_operators(runner.__dict__[LAYOUT], context, batch.num_reqs, observer.planned_tokens))
+
+
+def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens: int) -> OperatorArguments:
+    """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
+    metadata, slots = context.attn_metadata, context.slot_mapping
+    if isinstance(metadata, dict):
+        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
+    parts = extents(context.ubatch_slices, rows, num_tokens)
+    return layout.micro_batches(zip(metadata, slots, parts, strict=True))
 
 
 def whole_plan(runner: Any) -> list[Any]:

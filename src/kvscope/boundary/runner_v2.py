@@ -1,9 +1,15 @@
-"""Model Runner V2: final slots and tables. Source: ``vllm/v1/worker/gpu/model_runner.py`` (0.32).
+"""Model Runner V2: final slots and tables, and what the forward gets.
+
+Source: ``vllm/v1/worker/gpu/model_runner.py`` and ``vllm/v1/worker/gpu/model_states`` (0.32).
 
 ``prepare_attn`` returns the very tensors that the metadata builders, graphs and kernels use; it is called for real
 batches only, ``prepare_dummy_attn`` for the others. Among the real ones are those of a warm-up, whose requests the
 worker makes up (``vllm/v1/worker/gpu/warmup.py``) before there are others. A capture takes its slots elsewhere
 (``prepare_inputs_to_capture``, ``cudagraph_utils.py``), and nothing of ours runs inside it.
+
+The metadata is what ``prepare_attn`` of the model's state makes of them. The slots by layer go into the forward
+context, which nothing that could be wrapped sees before the forward: they are read when ``execute_model`` returns,
+where they are kept for the speculator.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
+from .attention import LAYOUT, extents
 from .context_parallel import context_of_v2, read_partitioned_plan
 from .device import CAPTURING, WARM_UP, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import graph_mode_of
@@ -71,6 +78,33 @@ def read_plan(runner: Any, batch: Any, block_tables: Any, slot_mappings: Any) ->
         exact=_knows_lengths(runner),
         context=context,
     )
+
+
+def after_metadata(observer: Any, model_state: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """A micro-batch comes with its number, and is read with the others (:func:`after_micro_batches`)."""
+    if observer.awaits_operators and "ubatch_idx" not in kwargs:
+        batch = args[0] if args else kwargs["input_batch"]
+        layout = model_state.__dict__[LAYOUT]
+        observer.on_operators(layout.arguments(result, None, layout.whole(batch.num_reqs, batch.num_tokens)))
+
+
+def after_micro_batches(observer: Any, ubatch_runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if observer.awaits_operators:
+        batch = args[0] if args else kwargs["input_batch"]
+        parts = extents(result.slices, batch.num_reqs, batch.num_tokens)
+        of_batches = [
+            (context.attn_metadata, context.slot_mapping, part)
+            for context, part in zip(result.forward_contexts, parts, strict=True)
+        ]
+        observer.on_operators(ubatch_runner.__dict__[LAYOUT].micro_batches(of_batches))
+
+
+def after_forward(observer: Any, runner: Any, args: Any, kwargs: Any, result: Any) -> None:
+    state = runner.execute_model_state
+    if observer.awaits_operators and state is not None and state.attn_metadata is not None:
+        layout = runner.__dict__[LAYOUT]
+        extent = layout.whole(state.input_batch.num_reqs, state.input_batch.num_tokens)
+        observer.on_operators(layout.arguments(state.attn_metadata, state.slot_mappings_by_layer, extent))
 
 
 def _knows_lengths(runner: Any) -> bool:

@@ -184,9 +184,64 @@ def _runners() -> tuple[Seam, ...]:
         _dummy_seam(
             "runner_v1.dummy", f"{v1}._dummy_run", "worker_v1", runner_v1.after_dummy_run, runner_v1.before_dummy_run
         ),
+        Seam(
+            "runner_v1.forward",
+            f"{v1}._model_forward",
+            "worker_v1",
+            around(before=runner_v1.before_forward),
+            fact=_OPERATORS,
+            lost=_WITHOUT_OPERATORS,
+        ),
         _runner_seam("runner_v2.attn", f"{v2}.prepare_attn", "worker_v2", runner_v2.after_prepare_attn),
         _dummy_seam("runner_v2.dummy", f"{v2}.prepare_dummy_attn", "worker_v2", runner_v2.after_prepare_dummy_attn),
         _dummy_seam("runner_v2.capture", f"{v2}.capture_model", "worker_v2", runner_v2.after_capture),
+        *_metadata_v2(),
+        Seam(
+            "runner_v2.forward",
+            f"{v2}.execute_model",
+            "worker_v2",
+            around(after=runner_v2.after_forward),
+            fact="the slots of each layer, after the forward",
+            lost="a layer that writes by other slots than its metadata has is not seen",
+        ),
+    )
+
+
+_OPERATORS = "what the attention operators are called with"
+_WITHOUT_OPERATORS = "nothing is known of what builders of metadata make of the plan"
+
+
+def _metadata_v2() -> tuple[Seam, ...]:
+    """One for each class that makes metadata of its own, and one for batches that are cut in two."""
+    states = "vllm.v1.worker.gpu.model_states"
+    classes = (
+        ("", f"{states}.default:DefaultModelState"),
+        ("_hybrid", f"{states}.mamba_hybrid:MambaHybridModelState"),
+        ("_encoder_decoder", f"{states}.encoder_decoder:EncoderDecoderModelState"),
+    )
+    micro_batches = Seam(
+        "runner_v2.micro_batches",
+        "vllm.v1.worker.gpu.ubatch_utils:UBatchRunner.prepare",
+        "worker_v2",
+        around(after=runner_v2.after_micro_batches),
+        fact=_OPERATORS,
+        lost=_WITHOUT_OPERATORS,
+        needs=("input_batch",),
+    )
+    return (
+        *(
+            Seam(
+                f"runner_v2.metadata{name}",
+                f"{owner}.prepare_attn",
+                "worker_v2",
+                around(after=runner_v2.after_metadata),
+                fact=_OPERATORS,
+                lost=_WITHOUT_OPERATORS,
+                needs=("input_batch", "ubatch_idx"),
+            )
+            for name, owner in classes
+        ),
+        micro_batches,
     )
 
 

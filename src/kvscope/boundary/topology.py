@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..facts.topology import CHUNKED_LOCAL, FULL_ATTENTION, MLA, SLIDING_WINDOW, Group, Ranks, Topology
@@ -18,14 +19,21 @@ _KIND_OF_SPEC = {
 }
 
 
-def read_topology(kv_cache_config: Any, vllm_config: Any = None) -> Topology:
+def read_topology(
+    kv_cache_config: Any, vllm_config: Any = None, kernel_block_sizes: Mapping[int, int] | None = None
+) -> Topology:
     """The groups of a KVCacheConfig. A spec class that is not in the table gets its own name as kind: not judged.
 
     A group that decode context parallelism deals out over ranks has blocks of as many times its spec's tokens
     (``SingleTypeKVCacheManager``, ``vllm/v1/core/single_type_kv_cache_manager.py``); ``vllm_config`` None: none is.
+    ``kernel_block_sizes`` by group, where a runner of this process has them.
     """
     pcp_size, dcp_size = (1, 1) if vllm_config is None else _context_sizes(vllm_config)
-    groups = tuple(_group(index, group, dcp_size) for index, group in enumerate(kv_cache_config.kv_cache_groups))
+    kernel_sizes = kernel_block_sizes or {}
+    groups = tuple(
+        _group(index, group, dcp_size, kernel_sizes.get(index))
+        for index, group in enumerate(kv_cache_config.kv_cache_groups)
+    )
     return Topology(
         num_blocks=kv_cache_config.num_blocks,
         null_block_id=NULL_BLOCK_ID,
@@ -42,7 +50,7 @@ def _context_sizes(vllm_config: Any) -> tuple[int, int]:
     return pcp_size, getattr(parallel, "decode_context_parallel_size", 1)
 
 
-def _group(group_id: int, group: Any, dcp_size: int) -> Group:
+def _group(group_id: int, group: Any, dcp_size: int, kernel_block_size: int | None) -> Group:
     spec = group.kv_cache_spec
     kind, visible = _semantics(spec)
     shards = dcp_size if getattr(spec, "dcp_sharded", False) else 1
@@ -50,7 +58,7 @@ def _group(group_id: int, group: Any, dcp_size: int) -> Group:
         group_id=group_id,
         kind=kind,
         block_size=spec.block_size * shards,
-        kernel_block_size=None,
+        kernel_block_size=kernel_block_size,
         layers=len(group.layer_names),
         visible_tokens=visible,
         shards=shards,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .audit import BOOKS_RULES
 from .bind import BIND_RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from .content import CONTENT_RULES
 from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from .dummy import DUMMY_RULES
@@ -14,6 +14,7 @@ from .initialized import INITIALIZED_RULES
 from .lifecycle import LIFECYCLE_RULES
 from .lifetime import LIFETIME_RULES
 from .lists import LIST_RULES
+from .operator import OPERATOR_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
@@ -29,6 +30,7 @@ RULES: dict[str, Rule] = {
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -44,6 +46,7 @@ RULES: dict[str, Rule] = {
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,

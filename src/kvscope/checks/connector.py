@@ -1,5 +1,5 @@
-"""L and C5 on what a KV connector reports: transfers that are over, loads that have failed, and blocks that were not
-loaded.
+"""C3 and C6 on where a KV connector is told to load, L and C5 on what it reports: transfers that are over, loads that
+have failed, and blocks that were not loaded.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ..facts.connector import RECEIVING, TakenUp
+from ..facts.connector import RECEIVING, PlannedReceive, TakenUp
+from ..facts.topology import Topology
+from ..state.blocks import BlockLedger
 from ..state.invalid_blocks import Reused
-from ..state.transfers import Completion, FailedLoad
+from ..state.transfers import Completion, FailedLoad, Target, targets
 from . import past
 from . import rule as r
 from .content import ContentView
@@ -18,8 +20,35 @@ from .finding import Finding
 from .past import counted, some_of
 from .rule import rule
 
+_TOLD = "the tables with which the connector is told to load"
 _REPORTED = "the transfers that the workers report as finished"
 _PLANNED = "the transfers that the scheduler has planned"
+
+
+class ReceiveView(msgspec.Struct, frozen=True, kw_only=True):
+    """Loads that are planned. ``ledger`` is None where the blocks of the pool are not followed."""
+
+    step: int
+    trace_id: str
+    receives: Sequence[PlannedReceive]
+    topology: Topology
+    ledger: BlockLedger | None = None
+
+    def finding(self, receive: PlannedReceive, target: Target, expected: str, actual: str) -> Finding:
+        ledger, block = self.ledger, target.block_id
+        return Finding(
+            reason="",
+            step=self.step,
+            trace_id=self.trace_id,
+            request_id=receive.request_id,
+            other_request_id=None if ledger is None else past.another(ledger, block, receive.request_id),
+            group_id=target.group_id,
+            position=target.position,
+            block_id=block,
+            generation=None if ledger is None else past.generation(ledger, block),
+            expected=expected,
+            actual=actual,
+        )
 
 
 class ConnectorView(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +76,55 @@ class ConnectorView(msgspec.Struct, frozen=True, kw_only=True):
 
 def _what(completion: Completion) -> str:
     return "receiving" if completion.direction == RECEIVING else "sending"
+
+
+@rule(
+    check="C6",
+    severity="error",
+    rank=r.NULL,
+    title="a connector is told to load into the null block",
+    fires="Tokens that a connector is to load, and that attention will see, stand in the null block of the table that "
+    "it is given.",
+    silent="Null blocks before the attention window, and those outside of what is to be loaded.",
+    sources=(_TOLD, "the rule that the null block holds no token"),
+    invariant=True,
+    proves_not="That the connector loads into it: it may leave null blocks out, and the tokens with them.",
+)
+def connector_null_block(view: ReceiveView) -> Iterator[Finding]:
+    null = view.topology.null_block_id
+    for receive in view.receives:
+        nulls = [target for target in targets(receive, view.topology) if target.block_id == null]
+        if nulls:
+            yield view.finding(receive, nulls[0], "a block that holds tokens", f"the null block{_more(nulls)}")
+
+
+@rule(
+    check="C3",
+    severity="error",
+    rank=r.FOREIGN,
+    title="a connector is told to load into a block that is not the request's",
+    fires="A block of the table with which a connector is told to load a request's tokens was not given to that "
+    "request by the pool, or it has given it back.",
+    silent="Blocks that the request shares by a hit; blocks before the attention window; the null block "
+    "(connector_null_block).",
+    sources=(_TOLD, "the calls of the pool, added up"),
+    proves_not="That the load begins: the request may end before.",
+)
+def connector_block_not_bound(view: ReceiveView) -> Iterator[Finding]:
+    ledger, null = view.ledger, view.topology.null_block_id
+    if ledger is None:
+        return
+    for receive in view.receives:
+        named = [target for target in targets(receive, view.topology) if target.block_id != null]
+        owned = ledger.is_owner(receive.request_id, [target.block_id for target in named]).tolist()
+        others = [target for target, is_own in zip(named, owned, strict=True) if not is_own]
+        if others:
+            actual = past.told(ledger, others[0].block_id) + _more(others)
+            yield view.finding(receive, others[0], "a block that the pool has given to the request", actual)
+
+
+def _more(found: Sequence[Target]) -> str:
+    return f"; 1 of {len(found)} such blocks" if len(found) > 1 else ""
 
 
 @rule(
@@ -168,6 +246,7 @@ def connector_invalid_block_reused(view: ContentView) -> Iterator[Finding]:
         )
 
 
+RECEIVE_RULES = (connector_null_block, connector_block_not_bound)
 COMPLETION_RULES = (connector_duplicate_completion, connector_unknown_request, connector_completion_unplanned)
 FAILED_LOAD_RULES = (connector_failed_receive_lost,)
 INVALID_RULES = (connector_invalid_block_reused,)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..facts.allocator import PoolOperation
-from ..facts.connector import TakenUp
+from ..facts.connector import PlannedReceive, TakenUp
 from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
+from ..facts.topology import Topology
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
@@ -20,7 +21,7 @@ from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
 from .bind import BIND_RULES, BindView
 from .catalog import RULES
-from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, ConnectorView
+from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES, ConnectorView, ReceiveView
 from .content import CONTENT_RULES, ContentView, content_agrees
 from .context_parallel import (
     CONTEXT_RULES,
@@ -38,6 +39,7 @@ from .initialized import INITIALIZED_RULES
 from .lifecycle import LIFECYCLE_RULES, LifecycleView
 from .lifetime import LIFETIME_RULES, LifetimeView
 from .lists import LIST_RULES, lists_agree
+from .operator import OPERATOR_RULES, OperatorView
 from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
@@ -164,6 +166,11 @@ def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> lis
     return findings
 
 
+def judge_operators(view: OperatorView, parts: Parts) -> list[Finding]:
+    """Judge what the attention operators get, in the groups that are in doubt (:meth:`HandedPlan.doubtful`)."""
+    return _merged(_fired(OPERATOR_RULES, view, parts))
+
+
 def judge_coordinates(view: CoordinatesView) -> list[Finding]:
     """Judge the coordinates of a context-parallel rank, for all parts: where they are wrong, no plan can be judged."""
     return _merged(_fired(COORDINATE_RULES, view, [function.rule.part for function in COORDINATE_RULES]))
@@ -246,6 +253,19 @@ def judge_held(held: Sequence[Held], declaration: Declaration, ledger: BlockLedg
     """Judge what has been held too long (:meth:`Holds.overdue`) when a step is declared."""
     view = LifetimeView(step=declaration.step, trace_id=declaration.trace_id, ledger=ledger, held=held)
     return _merged(_fired(LIFETIME_RULES, view, parts))
+
+
+def judge_receives(
+    receives: Sequence[PlannedReceive],
+    step: int,
+    trace_id: str,
+    topology: Topology,
+    parts: Parts,
+    ledger: BlockLedger | None = None,
+) -> list[Finding]:
+    """Judge where a connector is told to load; ``ledger`` has the operations of the pool up to there."""
+    view = ReceiveView(step=step, trace_id=trace_id, receives=receives, topology=topology, ledger=ledger)
+    return _fired(RECEIVE_RULES, view, parts)
 
 
 def judge_completions(

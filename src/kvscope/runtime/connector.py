@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..checks.judge import judge_completions, judge_failed_loads
+from ..checks.judge import judge_completions, judge_failed_loads, judge_receives
 from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.requests import Declaration
 from ..state.bindings import Bindings
+from ..state.blocks import BlockLedger
 from ..state.transfers import FailedLoad, Transfers
 from .run import Run
 
@@ -26,8 +27,10 @@ class ConnectorJudge:
         self._transfers = Transfers()
         self._faults_before = run.connector_faults
 
-    def plan(self, plan: ConnectorPlan, step: int, trace_id: str, *, scheduling: bool) -> None:
-        """Planned while step ``step`` is being made, or after it."""
+    def plan(
+        self, plan: ConnectorPlan, step: int, trace_id: str, *, scheduling: bool, ledger: BlockLedger | None
+    ) -> None:
+        """Planned while step ``step`` is being made, or after it. ``ledger``: of the pool, where it is followed."""
         self._transfers.plan(plan, step)
         tables = sum(len(group) for receive in plan.receives for group in receive.blocks)
         self._run.stream.put(
@@ -40,6 +43,11 @@ class ConnectorJudge:
             trace_id=trace_id if scheduling else None,
             approx_bytes=512 + 256 * len(plan.receives) + 40 * tables,
         )
+        if plan.receives:
+            topology, parts = self._bindings.topology, self._run.parts
+            findings = judge_receives(plan.receives, step, trace_id, topology, parts, ledger)
+            if findings:
+                self._run.report(findings, _COMPONENT, "connector_plan", ledger=ledger)
 
     def result(self, result: ConnectorResult, declaration: Declaration | None, step: int, trace_id: str) -> None:
         """The result of step ``step`` has come, and nothing of it has taken effect."""

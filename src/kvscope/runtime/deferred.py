@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import ViolationError
 from ..facts.context_parallel import LocalLengths
+from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Topology
@@ -81,6 +82,8 @@ class DeferredJudge:
     """
 
     reads_host_tensors = False
+    reads_operators = awaits_operators = False
+    planned_tokens = 0
 
     def __init__(self, judge: WorkerJudge, run: Run, *, returns_results: bool) -> None:
         self.judge = judge
@@ -104,6 +107,10 @@ class DeferredJudge:
         self.judge.bind_topology(topology)
 
     # What the worker is told ------------------------------------------------------------------------------------------
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """Nobody asks for them: they are on the device, and the plan to hold them against has yet to arrive."""
+        self.judge.on_operators(arguments)
 
     @property
     def reads_local_lengths(self) -> bool:

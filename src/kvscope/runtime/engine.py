@@ -29,7 +29,8 @@ class EngineJudge:
     """One scheduler's observer.
 
     Findings of workers arrive before the result of their step does: a worker posts them ahead of its forward, which
-    every other rank needs in order to finish. They are taken up before the result takes effect.
+    every other rank needs in order to finish, or, where the plan is on a device, before it gives the result. They are
+    taken up before the result takes effect.
     """
 
     answers: Callable[[object], None] | None = None
@@ -144,7 +145,9 @@ class EngineJudge:
         """Loads of the step that is being made, or sends of requests that have just finished."""
         if self.connector is not None:
             step = self._step + self._scheduling
-            self.connector.plan(plan, step, self._trace_prefix + str(step), scheduling=self._scheduling)
+            ledger = self.pool.ledger if self.pool is not None and self.pool.lost is None else None
+            trace_id = self._trace_prefix + str(step)
+            self.connector.plan(plan, step, trace_id, scheduling=self._scheduling, ledger=ledger)
 
     def on_connector_result(self, declaration: Declaration | None, result: ConnectorResult) -> None:
         """The result of a step, which is about to take effect, says something about transfers."""

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from .. import __version__
 from ..checks.catalog import RULES
 from ..checks.finding import Finding
-from ..checks.rule import CHECKS, PART_OF_CHECK, Part
+from ..checks.rule import PART_OF_CHECK, Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
@@ -23,7 +23,7 @@ from ..events.finding_schema import BlockHistory, FindingCount
 from ..events.frozen import frozen_line
 from ..events.histories import history_of
 from ..events.names import RequestNames
-from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord, InactiveCheck
+from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord
 from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import Violation
@@ -34,6 +34,7 @@ from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .concerned import concerned_blocks
 from .folding import FindingFolds
+from .inactive import inactive_checks
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
@@ -87,6 +88,8 @@ class Run:
         self.pending: list[Finding] = []
         self.undelivered: list[Finding] = []
         self.unjudged_cause: str | None = None
+        self.kernel_block_sizes: dict[int, int] = {}
+        self.unread_operators: dict[int, str] = {}
         self.device_clone_bytes: int | None = None
         self.before_close: list[Callable[[], None]] = []
         self.is_open = False
@@ -165,7 +168,7 @@ class Run:
             seams_installed=self._hooks.seams_installed(),
             seams_absent=self._hooks.seams_absent(),
             checks_active=[rule.reason for rule in RULES.values() if rule.part in self.parts],
-            checks_inactive=self._inactive(),
+            checks_inactive=inactive_checks(self),
             topology=self.topology,
             vllm_version=self._versions[0],
             platform_version=self._versions[1],
@@ -337,12 +340,14 @@ class Run:
         return counts
 
     def _checks_run(self) -> dict[str, int]:
-        """By check: rows of plans, requests handed over, operations of the pool; then how many blocks were held against
-        the pool itself, and how many dummy runs were looked at.
+        """By check: rows of plans, requests handed over, operations of the pool; then of how many rows the arguments of
+        the operators were compared, how many blocks were held against the pool itself, and how many dummy runs were
+        looked at.
         """
         coverage = self.coverage
         run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
         run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
+        run |= {"operators": coverage.operator_rows} if coverage.operator_rows else {}
         run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
         run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
         return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
@@ -355,24 +360,6 @@ class Run:
         if no_result is not None and "kv_trace" in self.parts:
             stalled["L"] = no_result
         return stalled or None
-
-    def _inactive(self) -> list[InactiveCheck]:
-        delivered = {rule.check for rule in RULES.values()}
-        inactive = [InactiveCheck(check=check, cause=NOT_DELIVERED) for check in CHECKS if check not in delivered]
-        inactive += [
-            InactiveCheck(check=check, cause=f"{PART_OF_CHECK[check]} is off")
-            for check in sorted(delivered)
-            if PART_OF_CHECK[check] not in self.parts
-        ]
-        if self.unjudged_cause is not None:
-            inactive.append(InactiveCheck(check="plan", cause=self.unjudged_cause))
-        if self.topology is not None:
-            inactive += [
-                InactiveCheck(check="plan", cause=f"semantics:{group.kind}", group_id=group.group_id)
-                for group in self.topology.groups
-                if not group.judged
-            ]
-        return inactive
 
 
 def _enabled_parts(config: Config) -> list[Part]:

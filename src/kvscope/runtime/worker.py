@@ -10,10 +10,13 @@ import msgspec
 from ..checks.agreement import agreed_plan
 from ..checks.context_parallel import ContextView
 from ..checks.finding import Finding
-from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_plan
+from ..checks.handed import HandedPlan
+from ..checks.judge import judge_batch, judge_dummy, judge_handover, judge_missing, judge_operators, judge_plan
+from ..checks.operator import OperatorView
 from ..checks.plan_view import StepView
 from ..facts.context_parallel import LocalLengths
-from ..facts.plans import PAD_SLOT, AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
+from ..facts.operators import OperatorArguments
+from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Ranks, Topology
 from ..logs import say
@@ -25,6 +28,7 @@ from ..state.followers import Follower
 from ..state.tails import TailCensus
 from .context import ContextWatch
 from .follower import PoolFollower
+from .refusal import make_harmless, slots_and_tables
 from .run import Run
 from .selection import judged_rows
 from .snapshots import take_snapshot
@@ -56,6 +60,10 @@ class WorkerJudge:
         self._judged_groups = 0
         self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
+        self.reads_operators = False
+        self._handed: HandedPlan | None = None  # what operators are held against; None where nobody asks for it
+        self._operators_seen = False
+        self.planned_tokens = 0
         self._current: Declaration | None = None
         self._in_step = False  # a message is being carried out, with a declaration or without
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
@@ -79,11 +87,17 @@ class WorkerJudge:
         self._groups = [BatchTable(self._bindings, index) for index in judged]
         self._followers = [Follower(self._bindings, index) for index in judged]
         self._kept_groups = [None] * len(judged)
+        self._handed = HandedPlan(topology) if judged and "kv_trace" in self._run.parts else None
 
     @property
     def expects_no_plan(self) -> bool:
         """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
         return self._current is None or not self._current.total_num_scheduled_tokens
+
+    @property
+    def awaits_operators(self) -> bool:
+        """Whether there is a plan that the arguments of a forward can be held against."""
+        return self._handed is not None and self._handed.is_kept
 
     @property
     def is_warming_up(self) -> bool:
@@ -162,8 +176,18 @@ class WorkerJudge:
             self._skip(cause, len(self._current.requests.scheduled))
             self._run.coverage.miss_plan(self._current.step)
         self._current = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The forward is over, or there was none."""
+        handed = self._handed
+        if handed is not None and handed.is_kept:
+            if not self._operators_seen:
+                self._run.coverage.skipped["C1", "no_operator_arguments"] += handed.rows
+            handed.forget()
 
     def on_launched(self) -> None:
+        self._let_go()
         self._leave()
         if self._accounted:
             self._current = None
@@ -202,12 +226,42 @@ class WorkerJudge:
                         tables_bytes += len(group.tables)
                 self._kept_groups = agreed.groups
                 self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
+                if self.reads_operators:
+                    self._hand_over(plan, agreed.groups)
                 return
         findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
         if findings:
             self._report(findings, "runner", "plan")
             if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
-                self._refuse(plan, findings)
+                self._refuse(findings, plan)
+        if self.reads_operators:
+            self._hand_over(plan)
+
+    def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
+        if self._handed is not None:
+            self._handed.keep(plan, agreed)
+            self._operators_seen, self.planned_tokens = False, plan.num_tokens
+
+    def on_operators(self, arguments: OperatorArguments) -> None:
+        """What the operators of the step's forward get; a second time where more of it is known."""
+        handed, run, current = self._handed, self._run, self._current
+        if handed is None or current is None or not handed.is_kept:
+            return
+        doubtful = handed.doubtful(arguments)
+        if not self._operators_seen:
+            self._operators_seen = True
+            run.coverage.operator_rows += handed.rows * handed.groups_read
+            for cause in arguments.unread.values():
+                run.coverage.skipped["C1", f"operator_arguments: {cause}"] += handed.rows
+        if not doubtful:
+            return
+        given = OperatorArguments(groups=doubtful)
+        view = OperatorView(current.step, current.trace_id, handed.plan(), given, handed.topology)
+        findings = judge_operators(view, run.parts)
+        if findings:
+            self._report(findings, "runner", "operators")
+            if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
+                self._refuse(findings, arguments)
 
     def _knows_where_it_stands(self, context: ContextWatch, plan: Plan, declaration: Declaration) -> bool:
         """Whether a context-parallel rank's plan can be judged; its rows are counted where it cannot."""
@@ -335,18 +389,12 @@ class WorkerJudge:
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])
 
-    def _refuse(self, plan: Plan, findings: list[Finding]) -> None:
+    def _refuse(self, findings: list[Finding], of: Plan | OperatorArguments) -> None:
         """Keep an access outside the cache from being launched: under ``isolate`` the step goes on without it."""
         fatal = next((finding for finding in findings if finding.launch_fatal and self._run.stops(finding)), None)
         if fatal is not None and self._returns_results:
             error = self._run.violation(fatal)
             say(logging.ERROR, "%s", error)
             raise error
-        num_blocks = self._bindings.topology.num_blocks if self._bindings is not None else 0
-        for group in plan.groups:
-            size = self._bindings.topology.groups[group.group_id].slots_per_block if self._bindings is not None else 1
-            slots = group.slots if group.host_slots is None else group.host_slots
-            tables = group.tables if group.host_tables is None else group.host_tables
-            numbers = slots if slots.ndim == 1 else group.slots
-            slots[(numbers >= num_blocks * size) | (numbers < PAD_SLOT)] = PAD_SLOT
-            tables[(tables < 0) | (tables >= num_blocks)] = 0
+        if self._bindings is not None:
+            make_harmless(*slots_and_tables(self._bindings.topology, of))

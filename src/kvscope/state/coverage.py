@@ -22,7 +22,8 @@ class Coverage:
     """Totals of one process. Plain attributes, since the step path adds to them.
 
     A row is one request in one step, one group and one rank; ``rows`` are those whose plan was judged. ``handovers``
-    counts requests in messages, ``dummy_runs`` runs, ``pool_operations`` calls of the block pool, and
+    counts requests in messages, ``operator_rows`` rows of which the arguments of the operators were compared with the
+    plan, ``dummy_runs`` runs, ``pool_operations`` calls of the block pool, and
     ``audited_blocks`` how often a block was held against the pool itself. ``skipped`` is what was not judged, by
     ``(check, cause)``; a check is a family (C1, C3, …), ``plan`` where all of them fell away together, or ``dummy``.
     ``tail_entries`` is a sample of what table entries lead to that nothing reads (``state.tails``).
@@ -37,6 +38,7 @@ class Coverage:
         self.rows_scheduled = 0
         self.rows = 0
         self.tokens = 0
+        self.operator_rows = 0
         self.handovers = 0
         self.dummy_runs = 0
         self.pool_operations = 0

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from ..facts.connector import RECEIVING, SENDING, ConnectorPlan, ConnectorResult, PlannedReceive
 from ..facts.requests import Declaration
+from ..facts.topology import Topology
 from .bindings import Bindings
+from .visibility import first_visible_block
 
 MOST_TRANSFERS = 4096
 """So many planned ones are kept of each direction, and so many finished ones."""
@@ -29,6 +32,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_known: bool
     planned_step: int | None
     completed_step: int | None
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A block into which a connector is to load: of a group, with its first token at ``position``."""
+
+    group_id: int
+    position: int
+    block_id: int
 
 
 class FailedLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -123,6 +134,21 @@ class Transfers:
         self._completed |= {(completion.direction, completion.request_id): step for completion in completions}
         _shorten(self._completed)
         return completions
+
+
+def targets(receive: PlannedReceive, topology: Topology) -> list[Target]:
+    """The blocks with what is to be loaded and can be seen by attention, in groups whose blocks hold tokens."""
+    found: list[Target] = []
+    for group, blocks in zip(topology.groups, receive.blocks, strict=False):
+        size, end = group.block_size, receive.computed_tokens
+        if group.judged:
+            visible = int(first_visible_block(group, np.array([end], np.int64))[0])
+            first = max((end - receive.external_tokens) // size, visible)
+            found += [
+                Target(group_id=group.group_id, position=index * size, block_id=block)
+                for index, block in enumerate(blocks[first : -(-end // size)], first)
+            ]
+    return found
 
 
 def _first(

@@ -154,7 +154,7 @@ class Engine:
         self.run = Run("device-audit", config, LedgerBook(Ledger()), (None, None))
         self.run.roles.update(("engine", "worker"))
         self.run.topology, self.run.ranks = topology, Ranks(dp=0, tp=0, pp=0, world=0)
-        self.ring = CloneRing(device, clone_bytes_of(runner_v1.whole_plan(runner)))
+        self.ring = CloneRing(device, clone_bytes_of(runner_v1.whole_plan(runner)), STEPS_ON_THEIR_WAY + 2)
         self.run.device_clone_bytes = self.ring.device_bytes
         setattr(runner, CLONES, self.ring)
         self.run.open()

@@ -26,7 +26,7 @@ def receive(name: str, blocks: list[int]) -> ConnectorPlan:
 
 
 def made(folder: Path) -> Path:
-    """Five requests with a transfer each: ``r`` as planned; what is wrong with the others their findings say."""
+    """Requests with a transfer each, none of which has a block; what else is wrong with them their findings say."""
     builder = TraceBuilder(folder / "run", observe_pool=True)
     builder.step({"a": 40})
     for number, name in enumerate(["r", "failed", "twice"]):
@@ -41,6 +41,7 @@ def made(folder: Path) -> Path:
     tell(builder, "connector_result", strange)
     block = builder.blocks["a"][0][0]
     tell(builder, "connector_result", ConnectorResult(invalid_blocks=[block]))
+    tell(builder, "connector_plan", receive("null", [0, block]))
     builder.pool_does(
         PoolOperation(
             kind=TOUCH,
@@ -67,10 +68,15 @@ def replayed(run: Path) -> list[tuple[str, str | None, int]]:
 
 def test_everything_that_a_live_process_finds_is_found_again(tmp_path: Path) -> None:
     assert replayed(made(tmp_path)) == [
+        ("connector_block_not_bound", "failed", 1),
+        ("connector_block_not_bound", "null", 1),
+        ("connector_block_not_bound", "r", 1),
+        ("connector_block_not_bound", "twice", 1),
         ("connector_completion_unplanned", "a", 3),
         ("connector_duplicate_completion", "twice", 3),
         ("connector_failed_receive_lost", "failed", 2),
         ("connector_invalid_block_reused", "a", 4),
+        ("connector_null_block", "null", 3),
         ("connector_unknown_request", "nobody", 3),
     ]
 
@@ -80,7 +86,7 @@ def test_with_a_gap_nothing_follows_from_a_plan_that_is_not_there(tmp_path: Path
     (path,) = run.glob("engine-*.jsonl")
     lines = path.read_text().splitlines()
     kept = [line for line in lines if json.loads(line).get("kind") != "connector_plan"]
-    assert len(kept) == len(lines) - 3
+    assert len(kept) == len(lines) - 4
     path.write_text("\n".join(kept) + "\n")
     reasons = {reason for reason, _, _ in replayed(run)}
     assert reasons == {"connector_unknown_request"}

@@ -17,7 +17,7 @@ from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import dummy_table_live
@@ -183,7 +183,8 @@ OF_SEVERAL_RANKS = {f.rule.reason for family in (CONTEXT_RULES, COORDINATE_RULES
 """What needs ranks that share out a sequence (``test_context``)."""
 
 
-OF_A_CONNECTOR = {function.rule.reason for function in (*COMPLETION_RULES, *FAILED_LOAD_RULES, *INVALID_RULES)}
+CONNECTOR_FAMILIES = (RECEIVE_RULES, COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES)
+OF_A_CONNECTOR = {function.rule.reason for family in CONNECTOR_FAMILIES for function in family}
 """What needs records of its own: ``test_connector``."""
 
 

@@ -20,7 +20,7 @@ from kvscope.boundary.connector import (
     says_something,
 )
 from kvscope.boundary.ledger import Ledger
-from kvscope.checks.judge import judge_completions, judge_failed_loads
+from kvscope.checks.judge import judge_completions, judge_failed_loads, judge_receives
 from kvscope.facts.connector import ConnectorPlan, ConnectorResult, PlannedReceive, TakenUp
 from kvscope.state.transfers import Transfers
 from unit.boundary import schedulers
@@ -68,7 +68,9 @@ class Watched(Host):
 
     def on_connector_plan(self, plan: ConnectorPlan) -> None:
         self.plans.append(plan)
-        self.transfers.plan(plan, self.follower.step)
+        step, topology = self.follower.step + 1, self.follower.bindings.topology
+        self.transfers.plan(plan, step)
+        assert judge_receives(plan.receives, step, str(step), topology, PARTS, self.follower.ledger) == []
 
     def finish_step(self, sampled: dict[str, list[int]] | None = None, **said: Any) -> None:
         _, _, declaration = self.outputs[0]

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 class DeviceV1(V1):
     """A V1 runner whose tensors count as a device's."""
 
-    def __init__(self, device: Any = None, clones: int = d.RING_CLONES) -> None:
+    def __init__(self, device: Any = None, clones: int = 4) -> None:
         super().__init__()
         self.query_start_loc.gpu = torch.arange(5, dtype=torch.int32)
         self.optimistic_seq_lens_cpu = torch.tensor([20, 9, 0, 0], dtype=torch.int32)
@@ -45,7 +45,7 @@ class DeviceV1(V1):
 
 
 def asked(**answers: Any) -> Told:
-    return Told(expects_no_plan=False, reads_host_tensors=False, **answers)
+    return Told(expects_no_plan=False, reads_host_tensors=False, reads_local_lengths=False, **answers)
 
 
 def v2_runner(device: d.Device) -> Any:
@@ -58,7 +58,7 @@ def v2_runner(device: d.Device) -> Any:
         positions=BATCH.positions,
         seq_lens=BATCH.seq_lens,
     )
-    setattr(runner, d.CLONES, d.CloneRing(device, d.clone_bytes_of(runner_v2.whole_plan(runner))))
+    setattr(runner, d.CLONES, d.CloneRing(device, d.clone_bytes_of(runner_v2.whole_plan(runner)), 4))
     return runner
 
 
@@ -246,7 +246,23 @@ def test_the_memory_is_what_is_announced() -> None:
 
     runner = DeviceV1(Counting())
     assert asked_for == [runner.ring.device_bytes]
-    assert runner.ring.device_bytes <= d.RING_CLONES * d.MOST_CLONE_BYTES
+    assert runner.ring.device_bytes <= 4 * d.MOST_CLONE_BYTES
+
+
+def test_there_are_more_clones_than_steps_on_their_way() -> None:
+    assert d.clones_of(SimpleNamespace(max_concurrent_batches=5)) == 7
+
+
+def test_a_device_that_refuses_a_clone_keeps_no_memory_for_it() -> None:
+    class Refusing(d.HostDevice):
+        def clone(self, sources: Any, targets: Any) -> None:
+            super().clone(sources, targets)
+            raise RuntimeError("out of resources")
+
+    runner = DeviceV1(Refusing(), clones=1)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            runner.launch(asked())
 
 
 # When it is due -------------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_completions, judge_failed_loads
+from kvscope.checks.judge import judge_completions, judge_failed_loads, judge_receives
 from kvscope.facts.connector import ConnectorPlan, ConnectorResult, PlannedReceive, TakenUp
 from kvscope.facts.requests import Declaration
+from kvscope.facts.topology import SLIDING_WINDOW, Topology
 from kvscope.state.transfers import MOST_TRANSFERS, Transfers
 from unit.checks.cases import fires, silent
 from unit.checks.guarded import Guarded, two_decode
 from unit.checks.hit_cases import GO_ON, comes_in
-from unit.checks.scenes import PARTS, Scene
+from unit.checks.scenes import ONE_GROUP, PARTS, Scene
+from unit.checks.worlds import group, pool
 
 COMPLETIONS = ("connector_duplicate_completion", "connector_unknown_request", "connector_completion_unplanned")
 
@@ -137,6 +139,82 @@ def more_plans_than_are_kept() -> list[Finding]:
     transfers.plan(ConnectorPlan(sends=[f"s{number}" for number in range(MOST_TRANSFERS)]), 2)
     transfers.plan(ConnectorPlan(receives=[receive(f"q{number}", [1]) for number in range(MOST_TRANSFERS)]), 3)
     return completed(transfers, received="r", step=4)
+
+
+# Where to load --------------------------------------------------------------------------------------------------------
+
+WINDOW = pool(group(0, SLIDING_WINDOW, 16, 20))
+
+
+def planned(
+    blocks: list[int], *, tokens: int = 48, external: int = 32, topology: Topology = ONE_GROUP, guard: bool = True
+) -> list[Finding]:
+    """``x`` has blocks 10, 11, 12 of its own, and block 9 of a hit; ``y`` has 20. A connector is told to load ``x``."""
+    scene = Guarded(topology)
+    scene.allocate("p", [9])
+    scene.hit("x", [9])
+    scene.allocate("x", [10, 11, 12], 1)
+    scene.allocate("y", [20])
+    load = PlannedReceive(
+        request_id="x", computed_tokens=tokens, external_tokens=external, waits=True, blocks=(blocks,)
+    )
+    return judge_receives([load], 1, "t1", topology, PARTS, scene.ledger if guard else None)
+
+
+@fires(
+    "connector_null_block", request_id="x", group_id=0, position=16, block_id=0, generation=0,
+    expected="a block that holds tokens", actual="the null block; 1 of 2 such blocks",
+)  # fmt: skip
+def a_connector_is_told_to_load_into_the_null_block() -> list[Finding]:
+    return planned([9, 0, 0])
+
+
+@fires(
+    "connector_null_block", request_id="x", group_id=0, position=32, block_id=0,
+    expected="a block that holds tokens", actual="the null block",
+)  # fmt: skip
+def the_same_where_the_pool_is_not_followed() -> list[Finding]:
+    return planned([9, 10, 0], guard=False)
+
+
+@fires(
+    "connector_block_not_bound", request_id="x", other_request_id="y", group_id=0, position=32, block_id=20,
+    generation=1, expected="a block that the pool has given to the request",
+    actual="generation 1, handed out in step 1",
+)  # fmt: skip
+def a_connector_is_told_to_load_into_a_block_of_another_request() -> list[Finding]:
+    return planned([9, 10, 20])
+
+
+@fires(
+    "connector_block_not_bound", request_id="x", group_id=0, position=16, block_id=30, generation=0,
+    expected="a block that the pool has given to the request", actual="never handed out; 1 of 2 such blocks",
+)  # fmt: skip
+def a_connector_is_told_to_load_into_blocks_that_nobody_has() -> list[Finding]:
+    return planned([9, 30, 31])
+
+
+@silent("connector_null_block", "connector_block_not_bound")
+def a_connector_is_told_to_load_into_what_the_request_has() -> list[Finding]:
+    return (
+        planned([9, 10, 11]) + planned([9, 10, 11, 12], tokens=40, external=24) + planned([9], tokens=16, external=16)
+    )
+
+
+@silent("connector_null_block", "connector_block_not_bound")
+def what_is_not_to_be_loaded_may_be_anything() -> list[Finding]:
+    """It was found before, or is still to be computed."""
+    return planned([0, 10, 11, 20, 0]) + planned([20, 10, 11])
+
+
+@silent("connector_null_block", "connector_block_not_bound")
+def what_has_left_the_attention_window_is_not_loaded() -> list[Finding]:
+    return planned([0, 10, 11], external=48, topology=WINDOW)
+
+
+@silent("connector_block_not_bound")
+def without_the_pool_nobody_knows_whose_a_block_is() -> list[Finding]:
+    return planned([9, 10, 20], guard=False)
 
 
 # Loads that have failed -----------------------------------------------------------------------------------------------

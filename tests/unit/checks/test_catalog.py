@@ -14,6 +14,7 @@ import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.lifecycle_cases
 import unit.checks.list_cases
+import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
 import unit.checks.pool_cases
@@ -22,7 +23,7 @@ from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
 from kvscope.checks.catalog import RULES
-from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES
+from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
 from kvscope.checks.dummy import DUMMY_RULES
@@ -33,6 +34,7 @@ from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifecycle import LIFECYCLE_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.lists import LIST_RULES
+from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
@@ -109,6 +111,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         BOOKS_RULES,
         BIND_RULES,
         LIFECYCLE_RULES,
+        RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
         INVALID_RULES,
@@ -124,6 +127,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         GENERATION_RULES,
         OWNERSHIP_RULES,
         INITIALIZED_RULES,
+        OPERATOR_RULES,
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,

@@ -12,6 +12,7 @@ from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.operator_faults import OPERATOR_FAULTS
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
 from kvscope.testing.faults.result_faults import RESULT_FAULTS
@@ -68,6 +69,7 @@ def test_undo_restores_the_oldest_value() -> None:
 def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
         "plan": {*PLAN_FAULTS, PADDING_FAULT, GROUP_FAULT},
+        "operator": set(OPERATOR_FAULTS),
         "declaration": {*DECLARATION_FAULTS, *UNTOLD_FAULTS},
         "handover": {*HANDOVER_FAULTS, LOST_STEP},
         "dummy": set(DUMMY_FAULTS),

@@ -166,6 +166,30 @@ _ALL = [
         allowed_also=_WRONG_READ,
     ),
     Fault(
+        name="operator_table_row",
+        summary="The metadata that a backend builds names another request's block in one row; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_slot",
+        summary="The metadata that a backend builds has a slot that is one too high for one token; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_length",
+        summary="The metadata that a backend builds has one row a token too short; the plan is right.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
+        name="operator_slot_rewritten",
+        summary="After the metadata was built and before the forward, one token's slot changes in the runner's buffer.",
+        expected="operator_argument_mismatch",
+        point="operator",
+    ),
+    Fault(
         name="bind_out_of_pool",
         summary="The scheduler declares a block id far beyond the pool, and the runner uses it.",
         expected="bind_block_out_of_range",

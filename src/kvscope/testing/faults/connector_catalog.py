@@ -4,6 +4,20 @@ from kvscope.testing.faults.fault import Fault
 
 CONNECTOR_FAULTS = [
     Fault(
+        name="load_into_null_block",
+        summary="A connector is told to load the last tokens of a request into the null block.",
+        expected="connector_null_block",
+        point="connector",
+        traffic="loading",
+    ),
+    Fault(
+        name="load_into_foreign_block",
+        summary="A connector is told to load the last tokens of a request into a block of another one.",
+        expected="connector_block_not_bound",
+        point="connector",
+        traffic="loading",
+    ),
+    Fault(
         name="unknown_request_received",
         summary="A request is reported as received that the scheduler does not have.",
         expected="connector_unknown_request",

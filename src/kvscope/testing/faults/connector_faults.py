@@ -1,16 +1,46 @@
-"""What a connector reports that is not so, and reports of a connector that the scheduler does not take up.
+"""What a connector is told or reports that is not so, and reports of its that the scheduler does not take up.
 
 The host stops at an assertion where a report cannot be true (`Scheduler._update_from_kv_xfer_finished`); it is spared
 what it would stop at once the report has arrived.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from kvscope.testing.faults.books import Books
 from kvscope.testing.faults.story import Call, Moment, Story, Told
 
 NOBODY = "nobody"
+
+
+def _told(books: Books, find: Callable[[], Any], *, blocks: int) -> Story:
+    """A request is about to have at least so many blocks loaded, and the connector is told another last one than the
+    request has: what `find` finds.
+    """
+    while True:
+        call = yield "matching"
+        request, (tokens, is_asynchronous) = call.args[1], call.result
+        if not books.due or not is_asynchronous or tokens < blocks * books.block_size:
+            continue
+        call = yield "telling"
+        wrong = find()
+        if call.args[1] == request.request_id and wrong is not None:
+            break
+    table = list(call.result.blocks[0])
+    own, table[-1] = table[-1], wrong
+    call.result = type(call.result)((table,))
+    yield "scheduled"
+    position = (len(table) - 1) * books.block_size
+    books.fire(request, wrong, position=position, expected_block_id=own.block_id)
+
+
+def _load_into_null_block(books: Books) -> Story:
+    # The offload leaves out null blocks ahead of the first that it is to fill.
+    yield from _told(books, lambda: books.pool.null_block, blocks=2)
+
+
+def _load_into_foreign_block(books: Books) -> Story:
+    yield from _told(books, lambda: next((books.tail(other) for other in books.decoding()), None), blocks=1)
 
 
 def _reports() -> Generator[Moment, Call, Any]:
@@ -116,6 +146,8 @@ def _followed(books: Books) -> Generator[tuple[Any, Any], None, None]:
 
 
 CONNECTOR_STORIES: dict[str, Told] = {
+    "load_into_null_block": Told(_load_into_null_block, ("matching", "telling")),
+    "load_into_foreign_block": Told(_load_into_foreign_block, ("matching", "telling")),
     "unknown_request_received": Told(_unknown_request_received, ("reporting", "completing")),
     "received_twice": Told(_received_twice, ("reporting", "completing")),
     "received_unplanned": Told(_received_unplanned, ("reporting", "completing")),

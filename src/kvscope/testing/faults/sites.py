@@ -13,6 +13,7 @@ from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
 from kvscope.testing.faults.hooks import Around, Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
+from kvscope.testing.faults.operator_faults import operator_sites
 from kvscope.testing.faults.plan import Plan
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS, History
 from kvscope.testing.faults.plan_sites import Sites, Stage, plan_sites, rank_of, step_ends
@@ -219,6 +220,7 @@ _BY_NAME: dict[str, Callable[[Injection], Sites]] = {
 _BY_POINT: dict[str, Callable[[Injection], Sites]] = {
     "plan": _worker_sites,
     "dummy": _worker_sites,
+    "operator": operator_sites,
     "declaration": _declaration_sites,
     "handover": _handover_sites,
     "result": _result_sites,

@@ -37,6 +37,8 @@ Moment = Literal[
     "computing",
     "counting",
     "planned",
+    "matching",
+    "telling",
     "reporting",
     "lacking",
     "failing",
@@ -51,10 +53,11 @@ that it needs. `zeroing`: the list of blocks to be zeroed is known. `popping`: a
 its blocks are about to be freed. `freeing`: a request is about to be freed. `deferring`: whether a request's blocks may
 be freed at once is known. `resetting`, `reset`: before and after a reset of the prefix cache. `counting`: a V2 runner
 knows how many tokens are computed. `planned`: tables and slots of a worker are final, and can still be changed.
-`computing`: a worker is about to compute. `reporting`, `lacking`: a worker's connector has said which transfers are
-over, and which blocks could not be loaded. When the scheduler has the result, `failing` and `invalidating`: it is about
-to take up that loads of requests, or (twice) of blocks, have failed; `evicting`: hashes of blocks are about to be
-dropped; `completing`: what is over is about to be taken up."""
+`computing`: a worker is about to compute. `matching`: the offload has said how many tokens of a request it has;
+`telling`: a connector is about to be told the table of a request. `reporting`, `lacking`: a worker's connector has said
+which transfers are over, and which blocks could not be loaded. When the scheduler has the result, `failing` and
+`invalidating`: it is about to take up that loads of requests, or (twice) of blocks, have failed; `evicting`: hashes of
+blocks are about to be dropped; `completing`: what is over is about to be taken up."""
 
 
 @dataclass(slots=True)
@@ -152,6 +155,8 @@ def story_sites(injection: Injection, told: Told) -> Sites:
         sites += _forward_sites(telling)
     if "counting" in moments:
         sites += _counting_sites(telling)
+    if "matching" in moments:
+        sites += _matching_sites(telling)
     if "reporting" in moments:
         sites += _reporting_sites(telling)
     if "zeroing" in moments:
@@ -228,6 +233,15 @@ def _scheduler_places(telling: Telling) -> dict[Moment, Sites]:
 
         return around
 
+    def of_kv_after(moment: Moment) -> Around:
+        def around(original: Any, kv: Any, *args: Any, **kwargs: Any) -> Any:
+            call = Call((kv, *args), original(kv, *args, **kwargs))
+            if telling.books is not None and kv is telling.books.kv:
+                telling.reached(moment, call)
+            return call.result
+
+        return around
+
     def unless_skipped(moment: Moment, instead: Callable[[], Any] = lambda: None) -> Around:
         def around(original: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
             call = Call((host, *args))
@@ -249,6 +263,7 @@ def _scheduler_places(telling: Telling) -> dict[Moment, Sites]:
         "freeing": [(KVCacheManager, "free", unless_skipped("freeing"))],
         "deferring": [(Scheduler, "_request_blocks_can_be_freed", after("deferring"))],
         "resetting": [(Scheduler, "reset_prefix_cache", resetting)],
+        "telling": [(KVCacheManager, "get_blocks", of_kv_after("telling"))],
         "failing": [(Scheduler, "_handle_failed_recving", unless_skipped("failing", set))],
         "invalidating": [
             (Scheduler, "_update_requests_with_invalid_blocks", unless_skipped("invalidating", _nothing_invalid))
@@ -276,6 +291,17 @@ def _forward_sites(telling: Telling) -> Sites:
 def _nothing_invalid() -> tuple[set[str], int, set[int]]:
     """What `Scheduler._update_requests_with_invalid_blocks` returns when nobody has such a block."""
     return set(), 0, set()
+
+
+def _matching_sites(telling: Telling) -> Sites:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+    def matching(original: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+        call = Call((connector, *args), original(connector, *args, **kwargs))
+        telling.reached("matching", call)
+        return call.result
+
+    return [(OffloadingConnector, "get_num_new_matched_tokens", matching)]
 
 
 def _reporting_sites(telling: Telling) -> Sites:

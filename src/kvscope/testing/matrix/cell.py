@@ -8,6 +8,7 @@ engine can start; so the matrix gives each cell a process of its own.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -38,14 +39,15 @@ Word = Literal["ok", "failed", "not run"]
 _PROBES = 4
 _PROBE_TOKENS = 16
 _PROBED = 8
-_SERVER_DEADLINE_S = 240
+_SERVER_DEADLINE_S = 400
 
 
 class CellResult(msgspec.Struct, kw_only=True):
     """A cell. ``outputs`` is ``equal``, ``complete`` (where they cannot be compared), or says what differs.
 
     ``findings`` counts by reason what is not a known defect of vLLM; ``known`` what is, with where it is explained.
-    ``mistakes`` are the reasons why the cell failed, ``reason`` why it could not run.
+    ``mistakes`` are the reasons why the cell failed, ``reason`` why it could not run. ``cpu_seconds`` are those of the
+    cell's process, and of its children that have ended.
     """
 
     feature: str
@@ -63,6 +65,7 @@ class CellResult(msgspec.Struct, kw_only=True):
     mistakes: list[str] = msgspec.field(default_factory=list)
     reason: str = ""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def line(self) -> str:
@@ -82,7 +85,7 @@ class CellResult(msgspec.Struct, kw_only=True):
 
 def run_cell(feature: Feature, runner: Runner, rows: int, folder: Path) -> CellResult:
     """Run one cell. Whatever goes wrong, in vLLM or here, is in the result."""
-    began = time.monotonic()
+    began, before = time.monotonic(), os.times()
     result = CellResult(feature=feature.name, runner=runner, word="failed")
     try:
         _run(feature, runner, rows, folder, result)
@@ -94,6 +97,8 @@ def run_cell(feature: Feature, runner: Runner, rows: int, folder: Path) -> CellR
     elif (obstacle := feature.obstacles.get(runner)) and obstacle.error in " ".join(result.mistakes):
         result.word, result.reason = "not run", f"{obstacle.reason} ({obstacle.error})"
     result.seconds = time.monotonic() - began
+    now = os.times()
+    result.cpu_seconds = sum(now[:4]) - sum(before[:4])
     return result
 
 
@@ -188,9 +193,10 @@ def _off_by_name(name: str, runner: Runner, rows: int) -> Outcome:
 
 
 def _compilations() -> int:
-    from vllm.compilation.counter import compilation_counter
+    """Frames that torch has compiled in this process."""
+    from torch._dynamo.utils import counters
 
-    return int(compilation_counter.stock_torch_compile_count + compilation_counter.num_backend_compilations)
+    return int(counters["frames"]["ok"])
 
 
 def _prompt_dependent(llm: Any, calls: Sequence[Call]) -> int:
@@ -228,7 +234,8 @@ def _server(
     """Requests of :mod:`kvscope.testing.load`, as many as there are calls, some of which are cancelled."""
     arguments = ["--data-parallel-size", str(feature.engines), "--shutdown-timeout", "20"]
     requests = completions(len(calls))
-    with serving(log, runner=runner, additional_config=switches, arguments=arguments) as server:
+    given = {"additional_config": switches, "arguments": arguments, "deadline_s": _SERVER_DEADLINE_S}
+    with serving(log, runner=runner, **given) as server:
         load = send(server.url, requests, deadline_s=_SERVER_DEADLINE_S)
         server.stop()
     outcome = Outcome(unfinished=load.mistakes(requests))

@@ -44,15 +44,17 @@ SIZES: Mapping[Runner, Size] = {
     "v2": Size(seqs=8, tokens=24, requests=12),
 }
 
+_V2_PART = 50
 _FEWEST_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
-    """`rows_per_token` is how many rows a token makes (groups x ranks, less where drafts are accepted), `evidence` are
-    numbers that must be more than zero for the feature to have taken place, `one_engine` says that a process can start
-    no other engine afterwards, `judged` whether any group of the model has
-    semantics that rules judge, and `known` reasons found because of a defect of vLLM, with the place that explains it.
+    """`rows_per_token` is how many rows a token makes (groups x ranks, less where drafts are accepted), `v1_share` how
+    much of the usual rows runner V1 is to make (more where a row costs little). `evidence` are numbers that must be
+    more than zero for the feature to have taken place, `one_engine` says that a process can start no other engine
+    afterwards, `judged` whether any group of the model has semantics that rules judge, and `known` has reasons found
+    because of a defect of vLLM, with the place that explains it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Feature:
     of_runner: Mapping[Runner, Mapping[str, Any]] = field(default_factory=dict)
     calls: Callable[[int, int], list[Call]] = traffic.plain
     rows_per_token: float = 1
+    v1_share: float = 1
     ranks: int = 1
     engines: int = 1
     evidence: tuple[str, ...] = ()
@@ -77,6 +80,10 @@ class Feature:
         size = SIZES[runner]
         usual = {"num_blocks": 512, "max_num_seqs": size.seqs, "max_num_batched_tokens": 512, "max_model_len": 512}
         return usual | {"disable_log_stats": False} | dict(self.settings) | dict(self.of_runner.get(runner, {}))
+
+    def rows(self, runner: Runner, usual: int) -> int:
+        """How many rows the cell makes where a V1 cell usually makes so many."""
+        return round(usual * self.v1_share) if runner == "v1" else usual // _V2_PART
 
     def requests(self, runner: Runner, rows: int) -> list[Call]:
         """The calls that make about so many rows; there are never so few that they would not meet in a step."""
@@ -113,6 +120,7 @@ def _drafting(name: str, about: str, target: Outline, method: str, head: Callabl
         about=about,
         model=_outlined(target),
         settings={"load_format": RANDOM_WEIGHTS, "speculative_config": draft},
+        v1_share=0.5,
         evidence=("drafted", "prompt_dependent"),
     )
 
@@ -195,18 +203,22 @@ def features() -> dict[str, Feature]:
             about="five groups with a sliding window, one without",
             model=lambda: models.build("gemma3"),
             rows_per_token=6,
+            v1_share=8,
             evidence=("prompt_dependent",),
         ),
-        _architecture("gpt-oss", "a group with a sliding window, one without", rows_per_token=2),
-        _architecture("llama4", "three groups of chunked-local attention, one full", rows_per_token=4),
+        _architecture("gpt-oss", "a group with a sliding window, one without", rows_per_token=2, v1_share=3),
+        _architecture("llama4", "three groups of chunked-local attention, one full", rows_per_token=4, v1_share=6),
         Feature(
             name="deepseek-v2",
             about="latent attention",
             model=lambda: models.build("deepseek-v2"),
+            v1_share=0.5,
             evidence=("prompt_dependent",),
         ),
-        _architecture("deepseek-v3", "latent attention with a query rank"),
-        _architecture("qwen3-next", "three groups of linear attention, one full", settings={"dtype": "bfloat16"}),
+        _architecture("deepseek-v3", "latent attention with a query rank", v1_share=0.5),
+        _architecture(
+            "qwen3-next", "three groups of linear attention, one full", settings={"dtype": "bfloat16"}, v1_share=0.5
+        ),
         _architecture("mamba2", "states only, which no rule judges", judged=False),
         _architecture(
             "falcon-h1",
@@ -216,6 +228,7 @@ def features() -> dict[str, Feature]:
         _architecture(
             "whisper",
             "an encoder and a decoder",
+            v1_share=0.2,
             calls=traffic.spoken,
             settings={"max_model_len": 448, "max_num_batched_tokens": 2048},
         ),

@@ -34,7 +34,9 @@ async def _serve(
 
     register()
     vllm.envs.disable_envs_cache()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    # AsyncLLM has its engine in another process whatever this says, but while it is "1" vLLM's CPU platform does not
+    # let scheduler and worker share that process, which is how an engine with one device usually runs.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     given = arguments(model, additional_config=additional_config, **settings)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
     try:
