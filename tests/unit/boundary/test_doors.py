@@ -175,7 +175,7 @@ def test_a_result_that_all_empty_steps_share_is_not_touched() -> None:
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
     before = dict(vars(EMPTY_MODEL_RUNNER_OUTPUT))
-    worker.after_execute(Told(due_result="t3"), None, (), {}, EMPTY_MODEL_RUNNER_OUTPUT)
+    worker.after_execute(Told(due_result="t3", reads_local_lengths=False), None, (), {}, EMPTY_MODEL_RUNNER_OUTPUT)
     assert vars(EMPTY_MODEL_RUNNER_OUTPUT) == before
     assert read_result(EMPTY_MODEL_RUNNER_OUTPUT, declare(3)) == StepResult(request_ids=(), sampled_tokens=())
 
