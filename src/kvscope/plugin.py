@@ -11,18 +11,22 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import config as configuration
 from .boundary import runner_v1, runner_v2
 from .boundary.allocator import PoolReader
 from .boundary.attention import AttentionLayout
+from .boundary.block_work import observe_block_work
 from .boundary.connector import PlanReader
 from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of, clones_of
+from .boundary.drafts import observe_drafts
 from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
-from .boundary.ledger import OBSERVER, Hook, Ledger, Role, Seam
+from .boundary.ledger import OBSERVER, Hook, Ledger, Role
+from .boundary.probing import SeamReport, probed
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
 from .config import Config
@@ -59,6 +63,10 @@ class LedgerBook:
         """Faults of the block pool's hooks since this process started: a list of one number, which goes on counting."""
         return Hook.allocator_faults
 
+    def works(self, name: str) -> bool:
+        """Whether a seam is wrapped and its hook has never failed."""
+        return name in self._ledger.installed and not self._ledger.hooks[name].faults
+
     def connector_faults(self) -> int:
         """Faults of the hooks of what is planned with a connector, since this process started."""
         return Hook.connector_faults
@@ -78,6 +86,7 @@ class PluginHub:
         self.table = seam_table(self)
         self._runs: dict[tuple[int, str], Run] = {}
         self._frontend_run: Run | None = None
+        self._runners: list[tuple[weakref.ref[Any], WorkerJudge | DeferredJudge]] = []
         self._said: set[str] = set()
 
     def arm(self) -> None:
@@ -128,9 +137,13 @@ class PluginHub:
         self._install("worker")
         role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
         self._install(role)
+        roles: list[Role] = ["worker", role]
+        if getattr(vllm_config, "speculative_config", None) is not None:
+            roles.append("drafts_v2" if run.runner == "V2" else "drafts_v1")
+            self._install(roles[-1])
         if runs_graphs(vllm_config):
             self._install("graphs_v2" if run.runner == "V2" else "graphs_v1")
-        self._refuse_lost(config, "worker", role)
+        self._refuse_lost(config, *roles)
 
     def run(self, pid: int, run_id: str) -> Run:
         """The run of an engine that is observed in this process. Raises KeyError for any other."""
@@ -187,6 +200,10 @@ class PluginHub:
         observer.bind_topology(topology)
         observer = self._defer(run, worker, observer)
         setattr(worker.model_runner, OBSERVER, observer)
+        self._runners.append((weakref.ref(worker.model_runner), observer))
+        observe_block_work(worker.model_runner, observer)
+        if getattr(worker.vllm_config, "speculative_config", None) is not None:
+            observe_drafts(worker.model_runner, observer)
         self._note_overrides(worker.model_runner)
         wrappers = [entry.wrapper for entry in self.ledger.installed.values()]
         run.unread_operators = layout.attach(worker.model_runner, observer, wrappers, topology)
@@ -197,6 +214,13 @@ class PluginHub:
             run.topology = topology
             run.unjudged_cause = _unjudged(worker.vllm_config)
             run.open()
+
+    def worker_of(self, kv_caches: Any) -> WorkerJudge | DeferredJudge | None:
+        """The observer of the runner whose caches these are."""
+        for reference, observer in self._runners:
+            if getattr(reference(), "kv_caches", None) is kv_caches:
+                return observer
+        return None
 
     def _defer(self, run: Run, worker: Any, observer: Any) -> Any:
         """The observer that can judge this worker's tensors where they are.
@@ -268,6 +292,7 @@ class PluginHub:
     def _forget_closed(self) -> None:
         """Engines that have ended are observed no more, and a process may start many."""
         self._runs = {key: run for key, run in self._runs.items() if not run.is_closed}
+        self._runners = [entry for entry in self._runners if entry[0]() is not None]
         if self._frontend_run is not None and self._frontend_run.is_closed:
             self._frontend_run = None
 
@@ -296,46 +321,18 @@ class PluginHub:
 
     def _note_overrides(self, runner: Any) -> None:
         """A subclass that replaces a method of ours without calling it takes the seam out of the path."""
+        wrappers = [entry.wrapper for entry in self.ledger.installed.values()]
         for name, entry in self.ledger.installed.items():
             seam = entry.seam
-            if not seam.role.startswith("worker_") or not isinstance(runner, entry.owner):
+            if not (isinstance(entry.owner, type) and isinstance(runner, entry.owner)):
                 continue
-            if getattr(type(runner), seam.attribute) is not entry.wrapper:
+            if getattr(type(runner), seam.attribute) not in wrappers:
                 self.ledger.absent[name] = f"{type(runner).__name__} has its own {seam.attribute}"
-
-
-class SeamReport(NamedTuple):
-    """One line of ``kvscope doctor``: ``status`` is ``matched`` or ``refused``, with the reason."""
-
-    name: str
-    target: str
-    process: str
-    fact: str
-    lost_without: str
-    status: str
-    reason: str | None
 
 
 def probe_seams() -> list[SeamReport]:
     """Hold every seam against the installed vLLM, wrapping nothing. Imports the host's modules."""
-    return [_probed(seam) for seam in HUB.table]
-
-
-def _probed(seam: Seam) -> SeamReport:
-    try:
-        _, original = seam.resolve(load=True)
-        reason = _wrapped_by_another(original)
-    except LookupError as refused:
-        return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "refused", str(refused))
-    return SeamReport(seam.name, seam.target, seam.role, seam.fact, seam.lost, "matched", reason)
-
-
-def _wrapped_by_another(original: Any) -> str | None:
-    """The module of a wrapper that stands between us and the host, if there is one."""
-    module = getattr(original, "__globals__", {}).get("__name__", "")
-    if module.startswith(("vllm", "torch", "kvscope")) or not module:
-        return None
-    return f"wrapped by {module} as well"
+    return [probed(seam) for seam in HUB.table]
 
 
 def _run_of_launcher(vllm_config: Any) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 from kvscope.checks.catalog import RULES
 from kvscope.errors import ViolationError
 from kvscope.testing import engine, selftest
-from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
+from kvscope.testing.faults import DRAFTING, FAULTS, LOADING, PREEMPTING, SETTINGS, Fault, arm, occasion, workload
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.live import LiveTrace, findings_in
 
@@ -59,6 +59,12 @@ def observed_preempting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]
 
 
 @pytest.fixture(scope="module")
+def observed_drafting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
+    with selftest.observed("log", DRAFTING) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
 def observed_loading(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
     with selftest.observed("log", LOADING) as pair:
         yield pair
@@ -75,7 +81,8 @@ def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -
 
 def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
     settings = occasion(FAULTS[quiet])[0]
-    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting"), (LOADING, "observed_loading")]
+    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting")]
+    engines += [(DRAFTING, "observed_drafting"), (LOADING, "observed_loading")]
     llm, trace = request.getfixturevalue(next(name for at, name in engines if at is settings))
     outcome = selftest.inject(llm, trace, quiet)
     assert outcome.injected
@@ -152,7 +159,7 @@ def test_with_everything_off_no_fault_is_noticed(
     fired = []
     with engine.running(**SETTINGS) as llm:
         for name in QUIET:
-            # Without kvscope nothing is attached that could be lost; here nothing is preempted, and nothing is loaded.
+            # Without kvscope nothing is attached that could be lost; here nothing is preempted, drafted or loaded.
             same_engine = occasion(FAULTS[name])[0] is SETTINGS
             if runner in FAULTS[name].runners and same_engine and name != "declaration_lost":
                 with arm(name, after_steps=AFTER_STEPS) as injection:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UnsetType
 
+from kvscope.events.schema import BindRecord, BoundaryRecord, BoundRequest
 from kvscope.testing import engine, models
 from kvscope.testing.storm import forced_async
 
@@ -31,4 +33,14 @@ def test_drafts_of_the_model_itself(runner: engine.Runner, asynchronous: bool, t
         assert trace.rows_audited() == trace.rows_scheduled() > 0
     else:
         assert_clean(trace, client_ids)
-    cell(f"drafts: {trace.rows_audited()} rows, 0 findings")
+    counted = [record for record in trace.of(BoundaryRecord) if record.kind == "spec_post"]
+    drafted = sum(bind.spec_tokens for bind in bound(trace) if not isinstance(bind.spec_tokens, UnsetType))
+    accepted = sum(number or 0 for record in counted for number in record.accepted or ())
+    assert drafted == sum(number for record in counted for number in record.drafted or ()) > 0
+    assert accepted > drafted // 2
+    cell(f"drafts: {trace.rows_audited()} rows, {accepted} of {drafted} drafts accepted, 0 findings")
+
+
+def bound(trace: Trace) -> list[BoundRequest]:
+    """Every request of every declaration."""
+    return [request for record in trace.of(BindRecord) for request in record.requests]

@@ -80,7 +80,7 @@ with engine.running(additional_config={"kv_trace": part, "kv_output": {"dir": sy
     assert len(engine.generate(llm, [[5, 6, 7]], 4)[0]) == 4
     during = changed()
 for entry in HUB.ledger.installed.values():
-    assert f"{entry.seam.module}.{entry.seam.owner}.{entry.seam.attribute}" in during, entry.seam.name
+    assert entry.seam.target.replace(":", ".") in during, entry.seam.name
 assert len(HUB.ledger.installed) >= 13
 HUB.ledger.uninstall_all()
 print("changed", json.dumps(changed()))

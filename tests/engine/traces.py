@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from msgspec import UnsetType
 
+from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.plan_schema import ReadRecord, WriteRecord
-from kvscope.events.schema import BindRecord, BoundaryRecord, CoverageRecord, EnabledRecord, decode_record
+from kvscope.events.schema import BindRecord, BoundaryRecord, EnabledRecord, decode_record
 
 R = TypeVar("R", bound=Envelope)
 

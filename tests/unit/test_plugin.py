@@ -330,8 +330,14 @@ def test_disabled_by_the_environment_nothing_is_said(
 # Observers ------------------------------------------------------------------------------------------------------------
 
 
-def runner(device: str = "cpu") -> Any:
-    return SimpleNamespace(device=SimpleNamespace(type=device))
+class Runner(SimpleNamespace):
+    """A host object, which as such can be told from others and be referred to weakly."""
+
+    __hash__ = object.__hash__
+
+
+def runner(device: str = "cpu", **more: Any) -> Any:
+    return Runner(device=SimpleNamespace(type=device), **more)
 
 
 def one_process(hub: PluginHub, **config: Any) -> tuple[Any, Any, Any]:
@@ -421,7 +427,7 @@ def test_whether_a_runner_has_its_tensors_on_the_host_is_settled_when_it_is_atta
 def test_a_runner_of_a_worker_that_is_not_observed_is_left_alone(hub: PluginHub) -> None:
     of = vllm_config()
     hub.configure_worker(of)
-    worker = SimpleNamespace(vllm_config=of, rank=0, model_runner=SimpleNamespace())
+    worker = SimpleNamespace(vllm_config=of, rank=0, model_runner=Runner())
     hub.attach_runner(worker, cache_config())
     assert not hasattr(worker.model_runner, OBSERVER)
 
@@ -570,7 +576,8 @@ said = {"before any module": sorted(HUB.ledger.installed), "imports vllm": "vllm
 
 for module in sorted({seam.module for seam in HUB.table}):
     importlib.import_module(module)
-owners = {seam.target: getattr(sys.modules[seam.module], seam.owner) for seam in HUB.table}
+modules = {seam.target: sys.modules[seam.module] for seam in HUB.table}
+owners = {seam.target: getattr(modules[seam.target], seam.owner, modules[seam.target]) for seam in HUB.table}
 originals = {seam.target: owners[seam.target].__dict__.get(seam.attribute) for seam in HUB.table}
 
 def changed():
@@ -593,7 +600,7 @@ def config(enabled):
     return SimpleNamespace(
         additional_config={key: {"enabled": enabled} for key in ("kv_trace", "kv_guard_config")},
         instance_id="one", parallel_config=parallel,
-        use_v2_model_runner=sys.argv[1] == "v2",
+        use_v2_model_runner=sys.argv[1] == "v2", speculative_config=SimpleNamespace(),
     )
 
 HUB.configure_frontend(config(False))

@@ -22,15 +22,9 @@ from msgspec import UNSET, UnsetType
 
 from kvscope.analysis.files import PROCESS_ORDER, ProcessFiles, RunFiles, find
 from kvscope.errors import UnreadableTraceError, quoted
+from kvscope.events.coverage_schema import CoverageRecord, ErrorRecord
 from kvscope.events.envelope import SCHEMA, given
-from kvscope.events.schema import (
-    CoverageRecord,
-    EnabledRecord,
-    ErrorRecord,
-    Record,
-    UnknownRecord,
-    decode_record,
-)
+from kvscope.events.schema import EnabledRecord, Record, UnknownRecord, decode_record
 from kvscope.facts.topology import Ranks
 from kvscope.sinks.shared import ProcessStatus, read_status
 

@@ -12,30 +12,21 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from kvscope.analysis import row_coverage as causes
 from kvscope.analysis.connector import CONNECTOR_KINDS
 from kvscope.analysis.engines import engines_of
-from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
+from kvscope.analysis.plans import Bool, rebuild
 from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
-from kvscope.analysis.row_coverage import (
-    DAMAGED,
-    GROUP_MISSING,
-    HALF_PLAN,
-    LATE,
-    NO_DECLARATION,
-    NO_INPUT,
-    NO_PLAN,
-    NO_TABLE,
-    NOT_IN_BATCH,
-    PARTIAL,
-    RowCoverage,
-)
+from kvscope.analysis.row_coverage import RowCoverage
 from kvscope.analysis.scene import Scene, scene_of
 from kvscope.analysis.sides import EngineSide, RankSide, distrust
 from kvscope.analysis.tally import LIVE, REPLAY, FindingTally
+from kvscope.analysis.work import KINDS, judge_boundary, judge_starts
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import (
+    judge_advances,
     judge_batch,
     judge_bind,
     judge_content,
@@ -67,6 +58,7 @@ from kvscope.events.schema import BindRecord, BoundaryRecord, Record
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
+from kvscope.state.advances import DeclaredAdvances
 
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
@@ -122,7 +114,7 @@ class Replay:
                 self.findings.told(count, log.name)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
-            self.coverage.skipped[NO_PLAN] += rest
+            self.coverage.skipped[causes.NO_PLAN] += rest
         return self
 
     def _one(self, engine: EngineSide, entry: Entry) -> None:
@@ -152,15 +144,22 @@ class Replay:
             ledger = rank.pool.ledger
             parts, context = engine.setup.parts, rank.context.current
             self._found(engine, rank, judge_dummy(run, step, rank.bindings, parts, ledger, context))
-        elif isinstance(record, WriteRecord):
+        elif isinstance(record, BoundaryRecord) and record.kind in KINDS:
+            self._found(engine, rank, judge_boundary(engine, rank, record))
+        elif isinstance(record, (WriteRecord, ReadRecord)):
+            self._half_plan(engine, rank, record)
+
+    def _half_plan(self, engine: EngineSide, rank: RankSide, record: WriteRecord | ReadRecord) -> None:
+        """A plan is two records, of which the second one completes it."""
+        if isinstance(record, WriteRecord):
             self._drop_half_plan(engine, rank)
             rank.write = record
-        elif isinstance(record, ReadRecord):
-            write, rank.write = rank.write, None
-            if write is not None and write.step == record.step:
-                self._plan(engine, rank, write, record)
-            else:
-                self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+            return
+        write, rank.write = rank.write, None
+        if write is not None and write.step == record.step:
+            self._plan(engine, rank, write, record)
+        else:
+            self._skip_recorded(engine, record.requests, causes.HALF_PLAN, step_of(record))
 
     def _connector(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
         def declared(step: int) -> Declaration | None:
@@ -208,6 +207,10 @@ class Replay:
         engine.diary.note(declaration.step, declaration.requests, engine.bindings)
         engine.bindings.apply(declaration.requests)
         self._judge_pool_at(engine, declaration, record.mono_ns)
+        if log.ever_dropped:  # among what is missing may be results
+            engine.advances = DeclaredAdvances()
+        moved = engine.advances.declare(declaration)
+        self._found(engine, None, judge_advances(declaration, moved, engine.setup.parts))
         findings = [
             finding
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
@@ -254,6 +257,8 @@ class Replay:
         if declaration is not None and not declaration.is_empty:
             self._found(engine, None, judge_result(declaration, result, engine.setup.parts))
         engine.pool.confirm(step, result, may_lack=log.ever_dropped)
+        if known is not None:
+            engine.advances.returned(known[0], result)
 
     def _context(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
         """Where a context-parallel rank stands, or what it computed or counted in a step."""
@@ -269,14 +274,14 @@ class Replay:
         known = engine.declared.get(step)
         if known is None:
             self._undeclared(engine, step)
-            self._skip_recorded(engine, write.requests, NO_DECLARATION, step)
+            self._skip_recorded(engine, write.requests, causes.NO_DECLARATION, step)
             return
         declaration, rows = known[0], len(known[0].requests.scheduled) * len(engine.judged)
         if rank.input_step < step:
-            self._skip(rows, NO_INPUT)
+            self._skip(rows, causes.NO_INPUT)
             return
         if rank.applied != step:
-            self._skip(rows, LATE)
+            self._skip(rows, causes.LATE)
             return
         unjudged = rank.context.unjudged
         if unjudged is not None:
@@ -289,7 +294,7 @@ class Replay:
             self._judge(engine, rank, declaration, snapshot)
         except DAMAGE as error:
             self._damaged(error)
-            self._skip(rows, DAMAGED)
+            self._skip(rows, causes.DAMAGED)
 
     def _judge(self, engine: EngineSide, rank: RankSide, declaration: Declaration, snapshot: PlanSnapshot) -> None:
         scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
@@ -301,19 +306,20 @@ class Replay:
         # The live process leaves rows out of the record whose table it does not know: they were in the batch.
         left_out = [r for r in scheduled if r in partial and r not in snapshot.request_ids]
         whole = msgspec.structs.replace(rebuilt.plan, request_ids=[*snapshot.request_ids, *left_out])
-        findings = judge_batch(declaration, whole, engine.setup.parts)
+        findings = judge_starts(engine, rank, declaration, snapshot)
+        findings += judge_batch(declaration, whole, engine.setup.parts)
         if keep.any():
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
             found = judge_plan(view, view.groups(rank.batches[i] for i in indexes), engine.setup.parts)
             for finding in found:
-                _renumber(finding, rebuilt)
+                rebuilt.renumber(finding)
             findings += found
         unknown, kept, in_rows = int(rebuilt.unknown.sum()), int(keep.sum()), int(in_batch.sum())
         self.coverage.audited += (kept - unknown) * len(indexes)
-        self._skip(unknown * len(indexes), NO_TABLE)
-        self._skip(kept * (len(engine.judged) - len(indexes)), GROUP_MISSING)
-        self._skip((in_rows - kept + len(left_out)) * len(indexes), PARTIAL)
-        self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
+        self._skip(unknown * len(indexes), causes.NO_TABLE)
+        self._skip(kept * (len(engine.judged) - len(indexes)), causes.GROUP_MISSING)
+        self._skip((in_rows - kept + len(left_out)) * len(indexes), causes.PARTIAL)
+        self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), causes.NOT_IN_BATCH)
         self._found(engine, rank, findings)
 
     def _found(self, engine: EngineSide, rank: RankSide | None, findings: list[Finding]) -> None:
@@ -386,13 +392,5 @@ class Replay:
 
     def _drop_half_plan(self, engine: EngineSide, rank: RankSide) -> None:
         if rank.write is not None:
-            self._skip_recorded(engine, rank.write.requests, HALF_PLAN, step_of(rank.write))
+            self._skip_recorded(engine, rank.write.requests, causes.HALF_PLAN, step_of(rank.write))
             rank.write = None
-
-
-def _renumber(finding: Finding, rebuilt: RebuiltPlan) -> None:
-    """Rows and tokens as the batch counted them, not as the rows that could be judged do."""
-    if finding.row is not None:
-        finding.row = int(rebuilt.rows[finding.row])
-    if finding.token_index is not None and finding.token_index < len(rebuilt.tokens):
-        finding.token_index = int(rebuilt.tokens[finding.token_index])

@@ -13,6 +13,7 @@ from kvscope.checks.finding import Finding
 from kvscope.events.plan_schema import WriteRecord
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
+from kvscope.state.advances import DeclaredAdvances, RunnerAdvances
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 from kvscope.state.lifecycle import Lifecycle
@@ -29,6 +30,7 @@ class RankSide:
         self.applied = 0
         self.input_step = 0
         self.write: WriteRecord | None = None
+        self.advances: RunnerAdvances | None = None
         self.context = RankContext(topology, log.context_ranks)
 
     def catch_up(self, declared: dict[int, tuple[Declaration, bool]], step: int) -> None:
@@ -61,6 +63,7 @@ class EngineSide:
         self.pool = ScheduledPool(topology, self.bindings)
         self.connector = ConnectorSide(self.bindings)
         self.diary = BlockDiary()
+        self.advances = DeclaredAdvances()
         self.declared: dict[int, tuple[Declaration, bool]] = {}
         self.unproven: list[tuple[Finding, Scene | None]] = []
         self.last_step = 0
@@ -75,5 +78,6 @@ def distrust(side: RankSide | EngineSide) -> None:
     """
     side.bindings.partial.update(side.bindings.live)
     side.pool.lose()
+    side.advances = DeclaredAdvances() if isinstance(side, EngineSide) else None
     if isinstance(side, EngineSide):
         side.lifecycle.forgive()

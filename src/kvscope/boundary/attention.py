@@ -8,7 +8,7 @@ Sources: ``AttentionGroup`` (``vllm/v1/worker/utils.py``), ``CPUAttentionMetadat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from ..facts.operators import OperatorArguments, OperatorGroup, OperatorRows, OperatorSlots
@@ -50,8 +50,7 @@ class Adapter(NamedTuple):
     rows: Rows
 
 
-def _paged_tensors(metadata: Any) -> tuple[Any, ...]:
-    return metadata.slot_mapping, metadata.block_table, metadata.seq_lens, metadata.query_start_loc
+_paged_tensors: Tensors = attrgetter("slot_mapping", "block_table", "seq_lens", "query_start_loc")
 
 
 def _paged_rows(metadata: Any, extent: Extent) -> list[OperatorRows]:
@@ -147,6 +146,7 @@ class _Layers:
         self.group_id = int(group.kv_cache_group_id)
         self.adapter = adapter
         names = tuple(group.layer_names)
+        self.count = len(names)
         self.of_all: Callable[[Mapping[str, Any]], tuple[Any, ...]] = (
             itemgetter(*names) if len(names) > 1 else lambda by_layer: (by_layer[names[0]],)
         )
@@ -176,16 +176,6 @@ class _Layers:
         slots = as_slots(mapping, self.block_size)
         host_slots = None if is_direct(mapping) else mapping
         return OperatorSlots(first_token=first_token, tokens=tokens, slots=slots, host_slots=host_slots)
-
-
-def _all_are(one: object, each: tuple[Any, ...]) -> bool:
-    """Whether all are the same object, which is what ``count`` asks first. Others it compares by what they hold; for
-    tensors of several elements that is an error.
-    """
-    try:
-        return each.count(one) == len(each)
-    except (RuntimeError, ValueError):
-        return False
 
 
 class AttentionLayout:
@@ -265,24 +255,31 @@ class AttentionLayout:
         """
         places: list[Any] = [extent]
         lengths = starts = None
-        for layers in self.layers:
-            of_layers = layers.of_all(metadata)
-            first = of_layers[0]
-            tensors = layers.adapter.tensors(first) if _all_are(first, of_layers) else ()
-            if not tensors or type(first).__name__ != layers.adapter.metadata:
-                return self._read(metadata, slots, extent)
-            if slots is not None:
-                mappings = layers.of_all(slots)
-                if not _all_are(mappings[0], mappings):
+        try:
+            for layers in self.layers:
+                of_layers = layers.of_all(metadata)
+                first = of_layers[0]
+                # Whether all are the same object is what `count` asks first; others it compares by what they hold.
+                if of_layers.count(first) != layers.count or type(first).__name__ != layers.adapter.metadata:
                     return self._read(metadata, slots, extent)
-                if mappings[0] is not tensors[0]:
-                    places += (mappings[0].data_ptr(), mappings[0].shape)
-            if tensors[2] is lengths and tensors[3] is starts:  # all groups of a batch are given the same
-                tensors = tensors[:2]
-            else:
-                _, _, lengths, starts = tensors
-            for tensor in tensors:
-                places += (tensor.data_ptr(), tensor.shape)
+                tensors = layers.adapter.tensors(first)
+                if not tensors:
+                    return self._read(metadata, slots, extent)
+                if slots is not None:
+                    mappings = layers.of_all(slots)
+                    mapping = mappings[0]
+                    if mappings.count(mapping) != layers.count:
+                        return self._read(metadata, slots, extent)
+                    if mapping is not tensors[0]:
+                        places += (mapping.data_ptr(), mapping.shape)
+                if tensors[2] is lengths and tensors[3] is starts:  # all groups of a batch are given the same
+                    tensors = tensors[:2]
+                else:
+                    _, _, lengths, starts = tensors
+                for tensor in tensors:
+                    places += (tensor.data_ptr(), tensor.shape)
+        except (RuntimeError, ValueError):  # tensors of several elements that are not the same cannot be compared so
+            return self._read(metadata, slots, extent)
         if places != self._places:
             self._arguments = self._read(metadata, slots, extent)
             are_views = all(each.host_slots is None for group in self._arguments.groups for each in group.slots)

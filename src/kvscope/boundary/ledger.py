@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigurationError, ViolationError
@@ -30,6 +31,8 @@ Role = Literal[
     "worker",
     "worker_v1",
     "worker_v2",
+    "drafts_v1",
+    "drafts_v2",
     "deferred_v1",
     "deferred_v2",
     "graphs_v1",
@@ -129,7 +132,7 @@ class Seam:
     ) -> None:
         self.name = name
         self.module, _, qualified = target.partition(":")
-        self.owner, _, self.attribute = qualified.partition(".")
+        self.owner, _, self.attribute = qualified.rpartition(".")
         self.role = role
         self.wrap = wrap
         self.fact = fact
@@ -153,11 +156,11 @@ class Seam:
 
     @property
     def target(self) -> str:
-        """``module:Class.method``."""
-        return f"{self.module}:{self.owner}.{self.attribute}"
+        """``module:Class.method``, or ``module:function`` where a module has imported one."""
+        return f"{self.module}:{self.owner}.{self.attribute}" if self.owner else f"{self.module}:{self.attribute}"
 
-    def resolve(self, *, load: bool) -> tuple[type, Original]:
-        """The owning class and its own attribute.
+    def resolve(self, *, load: bool) -> tuple[type | ModuleType, Original]:
+        """The owning class, or module, and its own attribute.
 
         Raises LookupError with the reason where this host has no such target or it has another shape.
         """
@@ -169,15 +172,16 @@ class Seam:
                 module = importlib.import_module(self.module)
             except Exception as error:  # importing the host can fail in as many ways as there are platforms
                 raise LookupError(f"its module cannot be imported ({type(error).__name__})") from error
-        owner = self.of or getattr(module, self.owner, None)
-        if not isinstance(owner, type):
+        owner = self.of or (getattr(module, self.owner, None) if self.owner else module)
+        if not isinstance(owner, (type, ModuleType)):
             raise LookupError(f"{self.module} has no class {self.owner}")
         original = owner.__dict__.get(self.attribute)
         if original is None or not callable(original):
-            raise LookupError(f"{self.owner} has no method {self.attribute} of its own")
+            kind = "method" if self.owner else "function"
+            raise LookupError(f"{self.owner or self.module} has no {kind} {self.attribute} of its own")
         missing = [name for name in self.needs if name not in inspect.signature(original).parameters]
         if missing:
-            raise LookupError(f"{self.owner}.{self.attribute} has no parameter {', '.join(missing)}")
+            raise LookupError(f"{self.owner or self.module}.{self.attribute} has no parameter {', '.join(missing)}")
         return owner, original
 
 
@@ -186,7 +190,7 @@ class Installed:
 
     __slots__ = ("original", "owner", "seam", "wrapper")
 
-    def __init__(self, seam: Seam, owner: type, original: Original, wrapper: Original) -> None:
+    def __init__(self, seam: Seam, owner: type | ModuleType, original: Original, wrapper: Original) -> None:
         self.seam = seam
         self.owner = owner
         self.original = original

@@ -85,6 +85,8 @@ class HostViews:
     def _lay_out(self, rows: int, slots_by_group: Any, num_tokens: int) -> Plan:
         groups = []
         for group_id, slots in slots_by_group.items():
+            if group_id >= len(self.tables):
+                continue  # encoder-only attention, which stores nothing and has no table
             table, counts, address, buffer, block_size = self.tables[group_id]
             # What is handed on is a slice of the table's own buffer, as a rule; anything else is read as what it is.
             handed = buffer[: slots.shape[0]] if slots.data_ptr() == address else slots.numpy()
@@ -175,8 +177,11 @@ def clone_plan(ring: CloneRing, runner: Any, slots_by_group: Any, num_tokens: in
     longest = int(runner.optimistic_seq_lens_cpu[:rows].max())
     sources = [runner.query_start_loc.gpu[: rows + 1], runner.positions[:num_tokens], runner.seq_lens[:rows]]
     counted = []
+    tables = batch.block_table.block_tables
     for group_id, slots in slots_by_group.items():
-        table = batch.block_table.block_tables[group_id]
+        if group_id >= len(tables):
+            continue  # as in `HostViews`
+        table = tables[group_id]
         counts, entries = table.num_blocks_per_row[:rows].copy(), table.block_table.gpu
         width = table_width(counts, longest, table.block_size, entries.shape[1])
         sources += [entries[:rows, :width], slots]
@@ -234,13 +239,12 @@ def after_dummy_run(observer: Any, runner: Any, args: Any, kwargs: Any, result: 
 
 def _slot_buffers(runner: Any) -> list[Any]:
     """The persistent slots of each group, tensors of ``[most tokens of a batch]``."""
-    tables = runner.input_batch.block_table
-    return [tables[group_id].slot_mapping.gpu for group_id in range(len(runner.kv_cache_config.kv_cache_groups))]
+    return [table.slot_mapping.gpu for table in runner.input_batch.block_table.block_tables]
 
 
 def _read(runner: Any, buffers: Sequence[Any]) -> list[Int64]:
     """The slots of each group, of tensors on the host or arrays in whatever shape the host has them."""
-    tables = runner.input_batch.block_table
+    tables = runner.input_batch.block_table.block_tables
     return [as_slots(np.asarray(buffer), tables[group_id].block_size) for group_id, buffer in enumerate(buffers)]
 
 

@@ -96,7 +96,9 @@ def declare(scheduler: Any, scheduler_output: Any, step: int, trace_id: str) -> 
     """What ``Scheduler.schedule()`` has just returned, as own copies: with scheduler and worker in one process the
     worker extends these very lists. Lengths only: no token ids are read.
     """
-    drafts = scheduler_output.scheduled_spec_decode_tokens
+    # What a diffusion model is given in their place is a canvas that it rewrites: nothing is accepted or rejected.
+    samples = getattr(scheduler, "num_sampled_tokens_per_step", 1)
+    drafts = scheduler_output.scheduled_spec_decode_tokens if samples else None
     invalid = scheduler_output.num_invalid_spec_tokens
     copies = scheduler_output.kv_cache_block_copies
     zero = scheduler_output.new_block_ids_to_zero

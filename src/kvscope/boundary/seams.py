@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import frontend, graphs, isolation, results, runner_v1, runner_v2, scheduler, worker
+from .block_work import block_work_seams
 from .connector import connector_seams
+from .drafts import draft_seams
 from .ledger import Role, Seam
 from .pool_seams import pool_seams
 from .wrapping import After, Before, around, creation
@@ -20,7 +22,8 @@ HOSTS = ("0.32",)
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
     engine = (*_engine(hub), *pool_seams(), *connector_seams())
-    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *_runners(), *_outputs(), *_graph_seams())
+    runners = (*_runners(), *_outputs(), *draft_seams(), *_graph_seams())
+    return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *block_work_seams(hub), *runners)
 
 
 def _bootstrap(hub: Hub) -> tuple[Seam, ...]:

@@ -130,6 +130,21 @@ def listing(after: After, *, carrier: str) -> Wrap:
     return wrap
 
 
+def function(after: Callable[..., None]) -> Wrap:
+    """Wrap a function of a module, which has no ``self`` to find an observer by: ``after(args, kwargs)`` does."""
+
+    def wrap(original: Original, hook: Hook) -> Original:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            hook.run(after, args, kwargs)
+            return result
+
+        return wrapper
+
+    return wrap
+
+
 def creation(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Wrap:
     """Wrap a constructor or a factory, which runs before there is an observer.
 

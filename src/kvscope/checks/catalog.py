@@ -7,6 +7,7 @@ from .bind import BIND_RULES
 from .connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from .content import CONTENT_RULES
 from .context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
+from .drafts import DRAFT_RULES
 from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
@@ -51,6 +52,7 @@ RULES: dict[str, Rule] = {
         LENGTH_RULES,
         DUMMY_RULES,
         RESULT_RULES,
+        DRAFT_RULES,
     )
     for function in family
 }

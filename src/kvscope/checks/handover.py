@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..facts.requests import BlockIds, Declaration, Drafts, StepRequests
+from ..facts.requests import BlockIds, BlockWork, Declaration, Drafts, StepRequests
+from ..state.bindings import Bindings
 from . import rule as r
 from .finding import Finding
+from .past import some_of
 from .rule import rule
 
 
@@ -18,6 +20,7 @@ class HandoverView(msgspec.Struct, frozen=True, kw_only=True):
     ``declaration`` is None where nothing was attached. ``batch`` is None at the worker's door and holds the request
     ids of the batch once the runner has built it. ``drafts`` are as received, None where they are as declared.
     ``previous_step`` is the step whose message came before, None where that is the one before or is not known.
+    ``work`` is None but for blocks that were cleared or copied, which ``bindings`` say whose they are.
     """
 
     step: int
@@ -27,6 +30,8 @@ class HandoverView(msgspec.Struct, frozen=True, kw_only=True):
     batch: list[str] | None = None
     drafts: Drafts | None = None
     previous_step: int | None = None
+    work: BlockWork | None = None
+    bindings: Bindings | None = None
 
 
 def _finding(view: HandoverView, request_id: str | None, expected: str, actual: str) -> Finding:
@@ -70,7 +75,7 @@ def handover_missing(view: HandoverView) -> Iterator[Finding]:
     proves_not="Where between scheduler and worker the message changed.",
 )
 def handover_request_mismatch(view: HandoverView) -> Iterator[Finding]:
-    if view.declaration is None:
+    if view.declaration is None or view.work is not None:
         return
     declared = view.declaration.requests
     if view.batch is not None:
@@ -105,13 +110,18 @@ def _batch_mismatch(view: HandoverView, declared: StepRequests, batch: list[str]
     severity="error",
     rank=r.SHORT,
     title="the worker was given other blocks than declared",
-    fires="The block ids that a request was given in this step differ between declaration and SchedulerOutput.",
-    silent="Requests that are missing altogether (handover_request_mismatch).",
-    sources=(r.RECEIVED, "the scheduler's declaration"),
+    fires="The block ids that a request was given in this step differ between declaration and SchedulerOutput; or the "
+    "worker clears or copies other blocks than were declared, or none.",
+    silent="Requests that are missing altogether (handover_request_mismatch); the order in which blocks are cleared, "
+    "and how often.",
+    sources=(r.RECEIVED + ", or the blocks that it passed on to be cleared or copied", "the scheduler's declaration"),
     proves_not="Where between scheduler and worker the message changed.",
 )
 def handover_delta_mismatch(view: HandoverView) -> Iterator[Finding]:
     if view.declaration is None or view.batch is not None:
+        return
+    if view.work is not None:
+        yield from _work_mismatch(view, view.work)
         return
     declared, received = _blocks(view.declaration.requests), _blocks(view.received)
     for request_id in sorted(declared.keys() & received.keys()):
@@ -167,6 +177,30 @@ def handover_spec_mismatch(view: HandoverView) -> Iterator[Finding]:
 def handover_out_of_order(view: HandoverView) -> Iterator[Finding]:
     if view.previous_step is not None:
         yield _finding(view, None, f"step {view.previous_step + 1}", f"step {view.step}")
+
+
+def _work_mismatch(view: HandoverView, work: BlockWork) -> Iterator[Finding]:
+    told: dict[int | tuple[int, int], None] = dict.fromkeys(work.declared or ())
+    done: dict[int | tuple[int, int], None] = dict.fromkeys(work.cleared or work.copied or ())
+    verb = "copied" if work.cleared is None else "cleared"
+    for each, more in some_of([each for each in told if each not in done]):
+        yield _worked(view, each, verb, f"not {verb}", more)
+    for each, more in some_of([each for each in done if each not in told]):
+        yield _worked(view, each, f"not {verb}", verb, more)
+
+
+def _worked(view: HandoverView, each: int | tuple[int, int], expected: str, actual: str, more: str) -> Finding:
+    """A copy is told by its destination, whose contents it changes."""
+    source, block = each if isinstance(each, tuple) else (None, each)
+    finding = _finding(view, None, expected, actual + ("" if source is None else f" from block {source}") + more)
+    finding.block_id = block
+    groups = view.bindings.topology.groups if view.bindings is not None else ()
+    for index, group in enumerate(groups):
+        holder = view.bindings.a_holder(index, block) if view.bindings is not None else None
+        if holder is not None:
+            finding.request_id, finding.group_id = holder, group.group_id
+            break
+    return finding
 
 
 def _counts(blocks: BlockIds | None) -> str:

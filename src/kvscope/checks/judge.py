@@ -8,8 +8,9 @@ from ..facts.allocator import PoolOperation
 from ..facts.connector import PlannedReceive, TakenUp
 from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
-from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
+from ..facts.requests import BlockWork, Declaration, Drafts, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
+from ..state.advances import Advance
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
@@ -31,6 +32,7 @@ from .context_parallel import (
     CoordinatesView,
     LengthsView,
 )
+from .drafts import DRAFT_RULES, DraftsView, verification_agrees
 from .dummy import DUMMY_RULES, DummyView
 from .finding import Finding
 from .generation import GENERATION_RULES
@@ -93,6 +95,35 @@ def judge_handover(
         previous_step=previous_step,
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_work(declaration: Declaration, work: BlockWork, bindings: Bindings, parts: Parts) -> list[Finding]:
+    """Judge which blocks a worker cleared or copied; ``bindings`` have taken over the declaration."""
+    if work.as_declared:
+        return []
+    view = HandoverView(
+        step=declaration.step,
+        trace_id=declaration.trace_id,
+        declaration=declaration,
+        received=declaration.requests,
+        work=work,
+        bindings=bindings,
+    )
+    return _by_block(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_verification(declaration: Declaration, counted: Verification, parts: Parts) -> list[Finding]:
+    """Judge what a runner counted of the drafts of a step; no rows: it has counted nothing."""
+    if verification_agrees(declaration, counted):
+        return []
+    return _merged(_fired(DRAFT_RULES, DraftsView(declaration=declaration, verification=counted), parts))
+
+
+def judge_advances(declaration: Declaration, advances: Sequence[Advance], parts: Parts) -> list[Finding]:
+    """Judge requests that do not begin this step where the steps before lead to."""
+    if not advances:
+        return []
+    return _merged(_fired(DRAFT_RULES, DraftsView(declaration=declaration, advances=advances), parts))
 
 
 def judge_missing(after_step: int, received: StepRequests, parts: Parts) -> list[Finding]:

@@ -109,9 +109,9 @@ def _not_in_pool(view: BindView, block: int) -> str | None:
     rank=r.OTHER,
     title="a copy of a block that the scheduler ordered cannot be right",
     fires="Source or destination lies outside the pool or is the null block; a destination is copied to twice, or is "
-    "the source of a copy of the same step; or a request has had it since before the step.",
+    "the source of a copy of the same step; or it was not handed out in the step.",
     silent="One source copied to several destinations; a destination that is cleared too, which happens before; one "
-    "that is nobody's, as where the copy keeps a cached state, or where a load is still to come.",
+    "that was handed out in the step and is in no table, as where a copy keeps a state for the cache.",
     sources=("the scheduler's list of copies", "the tables that it declared and, where the pool is followed, its "
              "ledger"),
     proves_not="That the device copies it; the worker is told to.",
@@ -133,8 +133,8 @@ def bind_copy_conflict(view: BindView) -> Iterator[Finding]:
             yield _finding(view, block, "a destination that is no source", "source of a copy of the same step", place)
         if before is not None:
             yield _finding(view, block, "a destination that was handed out in the step", "in use before it", before)
-        elif view.ledger is not None and not view.ledger.references_of([block])[0]:
-            actual = f"nobody's; {past.told(view.ledger, block)}"
+        elif view.ledger is not None and view.ledger.allocated_step_of([block])[0] < view.declaration.step:
+            actual = past.told(view.ledger, block)
             yield _finding(view, block, "a destination that was handed out in the step", actual, place)
 
 

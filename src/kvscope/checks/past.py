@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from ..state.block_columns import Status
 from ..state.blocks import BlockHistory, BlockLedger
+
+Block = TypeVar("Block")
+"""A block, or the source and destination of a copy."""
 
 MOST_BLOCKS = 8
 """Findings of one reason about blocks of one call or one audit; the text of each says how many there are."""
 
 
-def some_of(blocks: Sequence[int]) -> Iterator[tuple[int, str]]:
+def some_of(blocks: Sequence[Block]) -> Iterator[tuple[Block, str]]:
     """The first blocks, each once, and what to add to the text about each if there are more."""
     distinct = list(dict.fromkeys(blocks))
     more = f"; 1 of {len(distinct)} such blocks" if len(distinct) > MOST_BLOCKS else ""

@@ -19,6 +19,7 @@ from kvscope.events.connector import connector_plan_record, connector_result_rec
 from kvscope.events.context_parallel import KIND as CP_CONTEXT
 from kvscope.events.context_parallel import context_from, context_record
 from kvscope.events.context_schema import ContextSizes
+from kvscope.events.coverage_schema import CoverageRecord, ErrorRecord
 from kvscope.events.envelope import Envelope, or_absent
 from kvscope.events.finding_schema import FindingCount
 from kvscope.events.findings import finding_from, violation_record
@@ -34,18 +35,13 @@ from kvscope.events.requests import (
     received_from,
     result_from,
     result_record,
+    verification_from,
+    verification_record,
+    work_from,
+    work_record,
     worker_input_record,
 )
-from kvscope.events.schema import (
-    AbsentSeam,
-    BoundaryRecord,
-    CoverageRecord,
-    EnabledRecord,
-    ErrorRecord,
-    GroupInfo,
-    InactiveCheck,
-    Versions,
-)
+from kvscope.events.schema import AbsentSeam, BoundaryRecord, EnabledRecord, GroupInfo, InactiveCheck, Versions
 from kvscope.facts.topology import Ranks, Topology
 
 __all__ = [
@@ -75,7 +71,11 @@ __all__ = [
     "stamp",
     "state_from",
     "state_record",
+    "verification_from",
+    "verification_record",
     "violation_record",
+    "work_from",
+    "work_record",
     "worker_input_record",
     "write_read_records",
 ]
@@ -255,10 +255,10 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
     """The kv.boundary of a fact.
 
     ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``cp_context`` a fact of context parallelism,
-    ``worker_result`` and ``update_input`` a StepResult;
-    ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None), ``drafts``
-    (Drafts or None) and ``previous_step``; ``connector_plan`` a ConnectorPlan, ``connector_result`` a ConnectorResult,
-    and ``connector_taken_up``, which is of that kind as well, a sequence of TakenUp.
+    ``worker_result`` and ``update_input`` a StepResult, ``zero`` and ``copy`` a BlockWork, ``spec_post`` a
+    Verification; ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None),
+    ``drafts`` (Drafts or None) and ``previous_step``; ``connector_plan`` a ConnectorPlan, ``connector_result`` a
+    ConnectorResult, and ``connector_taken_up``, which is of that kind as well, a sequence of TakenUp.
 
     Raises:
         ValueError: there is no such kind.
@@ -275,6 +275,10 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
         return context_record(fact, names)
     if kind in {"worker_result", "update_input"}:
         return result_record(kind, fact, names)
+    if kind in {"zero", "copy"}:
+        return work_record(kind, fact)
+    if kind == "spec_post":
+        return verification_record(fact, names)
     if kind == "connector_plan":
         return connector_plan_record(fact, names)
     if kind == "connector_result":

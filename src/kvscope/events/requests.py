@@ -16,10 +16,12 @@ from kvscope.facts.requests import (
     RESUMED,
     Admission,
     BlockIds,
+    BlockWork,
     Declaration,
     Drafts,
     StepRequests,
     StepResult,
+    Verification,
 )
 
 
@@ -184,6 +186,52 @@ def result_from(record: BoundaryRecord) -> StepResult:
         else dict(zip(map(known, mapped), given(record.mapped_rows, []), strict=True)),
         lengths=given(record.result_lengths, None),
         load_failed=given(record.load_failed, False),
+    )
+
+
+def work_record(kind: str, work: BlockWork) -> BoundaryRecord:
+    """``kind`` is ``zero`` or ``copy``. What was done is spelled out only where it differs from what was declared."""
+    record = BoundaryRecord(kind=kind, as_declared=work.as_declared)
+    if not work.as_declared:
+        record.zero_blocks = UNSET if work.cleared is None else to_ranges(work.cleared)
+        record.copies = UNSET if work.copied is None else [BlockCopy(src=s, dst=d) for s, d in work.copied]
+    return record
+
+
+def work_from(record: BoundaryRecord, declaration: Declaration) -> BlockWork:
+    """``declaration`` is from the kv.bind of the same step."""
+    if record.kind == "zero":
+        declared = declaration.zero_blocks
+        cleared = declared or [] if isinstance(record.zero_blocks, UnsetType) else from_ranges(record.zero_blocks)
+        return BlockWork(declared=declared, cleared=cleared)
+    pairs = declaration.copies or []
+    if not isinstance(record.copies, UnsetType):
+        pairs = [(copy.src, copy.dst) for copy in record.copies]
+    return BlockWork(declared=declaration.copies, copied=pairs)
+
+
+def verification_record(counted: Verification, names: RequestNames = PLAIN) -> BoundaryRecord:
+    return BoundaryRecord(
+        kind="spec_post",
+        requests_verified=names.of(counted.request_ids),
+        drafted=counted.drafted,
+        accepted=counted.accepted,
+        rejected=counted.rejected,
+        trimmed=counted.trimmed or UNSET,
+    )
+
+
+def verification_from(record: BoundaryRecord) -> Verification:
+    """
+    Raises:
+        ValueError: the trace was written without request ids.
+    """
+    return Verification(
+        request_ids=[known(name) for name in given(record.requests_verified, [])],
+        drafted=given(record.drafted, []),
+        accepted=given(record.accepted, []),
+        rejected=given(record.rejected, []),
+        trimmed=given(record.trimmed, False),
     )
 
 

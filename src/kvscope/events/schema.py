@@ -18,8 +18,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from kvscope.events.connector_schema import ReceiveInfo, TakenUpInfo
 from kvscope.events.context_schema import ContextSizes, RankCoordinates
+from kvscope.events.coverage_schema import CoverageRecord, ErrorRecord
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
-from kvscope.events.finding_schema import FindingCount, ViolationRecord
+from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.plan_schema import ReadRecord, WriteRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
 
@@ -156,6 +157,11 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
     - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind (draft tokens
       only where they differ, and then of every request); ``previous_step`` came before, if not the one before;
+    - ``zero``, ``copy``: ``as_declared``, whether the worker cleared, or copied, what was declared; where that is
+      false, what it did instead, in ``zero_blocks`` or ``copies``;
+    - ``spec_post``: what the runner counted of the drafts of a step, by row: ``requests_verified`` in batch order,
+      ``drafted``, ``accepted`` (null: nothing was sampled that counts) and ``rejected`` (null: this runner does not
+      count them); ``trimmed``, absent for no: it may verify fewer drafts than it was given;
     - ``dummy``: ``num_tokens``, ``groups`` and ``dummy_slots[group]`` of a run that serves no request, and how many
       ``persistent_slots[group]`` behind them were looked at. Where any of these is on, ``persistent_indexes[group]``
       are their places in the buffer and ``persistent_enabled[group]`` their slots. ``warm_up``, absent for no: the
@@ -191,6 +197,13 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     num_tokens: int | UnsetType = UNSET
     groups: list[int] | UnsetType = UNSET
     dummy_slots: list[Runs] | UnsetType = UNSET
+    zero_blocks: Ranges | UnsetType = UNSET
+    copies: list[BlockCopy] | UnsetType = UNSET
+    requests_verified: list[RequestId] | UnsetType = UNSET
+    drafted: list[int] | UnsetType = UNSET
+    accepted: list[int | None] | UnsetType = UNSET
+    rejected: list[int | None] | UnsetType = UNSET
+    trimmed: bool | UnsetType = UNSET
     persistent_slots: list[Count] | UnsetType = UNSET
     persistent_indexes: list[Runs] | UnsetType = UNSET
     persistent_enabled: list[Runs] | UnsetType = UNSET
@@ -223,47 +236,6 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     invalid_blocks: Runs | UnsetType = UNSET
     unknown_requests: list[RequestId] | UnsetType = UNSET
     taken_up: list[TakenUpInfo] | UnsetType = UNSET
-
-
-# Errors, coverage -----------------------------------------------------------------------------------------------------
-
-
-class ErrorRecord(Envelope, kw_only=True, tag="kv.error"):
-    """A native exception crossed a seam, and was raised again unchanged. Its message is never recorded."""
-
-    error_type: str
-    native: bool = True
-
-
-class CoverageRecord(Envelope, kw_only=True, tag="kv.coverage"):
-    """Totals since the process started: what was looked at, what was not and why, what it cost.
-
-    ``steps`` had work, ``empty_steps`` none. ``rows`` were audited out of ``rows_scheduled``. ``checks_run`` counts by
-    reason, ``checks_skipped`` by check and then by cause, ``checks_stalled`` has the step at which the seam of a check
-    that stands still last fired. ``tail_entries`` counts, in a sample of plans, what table entries behind a sequence or
-    before its window lead to: the ``null`` block, a block of the row's ``own``, a ``foreign`` one that a live request
-    reads, another that is ``nobody``'s to read, or a place ``outside`` the pool. ``records_written`` does not count the
-    coverage record itself. ``log_suppressed`` findings were written and not logged, ``incidents_suppressed`` got no
-    incident file: a repetition, or too many.
-    """
-
-    steps: Count
-    empty_steps: Count
-    rows_scheduled: Count
-    rows: Count
-    tokens: Count
-    checks_run: dict[str, int]
-    checks_skipped: dict[str, dict[str, int]]
-    records_written: Count
-    records_dropped: dict[str, int]
-    hook_calls: dict[str, int]
-    hook_faults: dict[str, int]
-    hook_time_ns: dict[str, int]
-    findings: list[FindingCount]
-    checks_stalled: dict[str, int] | UnsetType = UNSET
-    tail_entries: dict[str, int] | UnsetType = UNSET
-    log_suppressed: Count = 0
-    incidents_suppressed: Count = 0
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

@@ -144,3 +144,34 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rows: dict[str, int] | None = None
     lengths: dict[str, int] | None = None
     load_failed: bool = False
+
+
+class Verification(msgspec.Struct, kw_only=True, gc=False):
+    """How many drafts a runner accepted and rejected in one step, in the order of its batch, without padding.
+
+    ``drafted[i]`` is how many drafts the runner verified of ``request_ids[i]``. ``accepted[i]`` is None where nothing
+    was sampled that counts (a row in the middle of its prompt), ``rejected[i]`` where this runner does not count them;
+    both may be anything where the runner is wrong, and shorter than the batch. ``trimmed``: the runner may verify fewer
+    drafts than it was given (adaptive verification, vLLM 0.32).
+    """
+
+    request_ids: list[str]
+    drafted: list[int]
+    accepted: list[int | None]
+    rejected: list[int | None]
+    trimmed: bool = False
+
+
+class BlockWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Blocks that a worker cleared, or pairs ``(source, destination)`` that it copied; the other is None.
+
+    ``declared`` is what the scheduler said of it, None for nothing.
+    """
+
+    declared: list[int] | list[tuple[int, int]] | None
+    cleared: list[int] | None = None
+    copied: list[tuple[int, int]] | None = None
+
+    @property
+    def as_declared(self) -> bool:
+        return (self.copied if self.cleared is None else self.cleared) == (self.declared or [])

@@ -21,7 +21,7 @@ from ..errors import ViolationError
 from ..facts.context_parallel import LocalLengths
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
+from ..facts.requests import Declaration, Drafts, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
 from .run import Run
 from .worker import WorkerJudge
@@ -173,6 +173,27 @@ class DeferredJudge:
 
     def on_dummy_skipped(self, cause: str) -> None:
         self._tell(self.judge.on_dummy_skipped, cause)
+
+    def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None:
+        self.judge.expect_block_work(clears_by, copies_by)
+
+    def expect_drafts(self, counts_by: str | None) -> None:
+        self.judge.expect_drafts(counts_by)
+
+    def on_cleared(self, block_ids: list[int]) -> None:
+        self._tell(self.judge.on_cleared, block_ids)
+
+    def on_copied(self, copies: list[tuple[int, int]]) -> None:
+        self._tell(self.judge.on_copied, copies)
+
+    def on_verified(self, counted: Verification) -> None:
+        self._tell(self.judge.on_verified, counted)
+
+    def on_rejected(self, rejected: list[int]) -> None:
+        self._tell(self.judge.on_rejected, rejected)
+
+    def on_verification_skipped(self, cause: str, rows: int) -> None:
+        self._tell(self.judge.on_verification_skipped, cause, rows)
 
     def on_result(self, result: StepResult | None) -> None:
         self._tell(self.judge.on_result, result)

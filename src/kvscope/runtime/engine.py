@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_bind, judge_lifecycle, judge_result
+from ..checks.judge import judge_advances, judge_bind, judge_lifecycle, judge_result
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -14,6 +14,7 @@ from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..logs import say
+from ..state.advances import DeclaredAdvances
 from ..state.bindings import Bindings
 from ..state.lifecycle import Lifecycle
 from .connector import ConnectorJudge
@@ -42,6 +43,8 @@ class EngineJudge:
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
+        self._advances = DeclaredAdvances()
+        self.answers: Callable[[object], None] | None = None
         self._scheduling = False
         self._is_seen = True  # the last step, to its end
         self._after_unseen = False
@@ -95,6 +98,7 @@ class EngineJudge:
         self._scheduling = False
         if self._after_unseen:
             declaration.after_unseen = True
+            self._advances = DeclaredAdvances()
             self._bindings.partial.update(self._bindings.live)
             self._lifecycle.forgive()
         if pool is not None:
@@ -115,6 +119,10 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
+        if declaration.spec_tokens or self._advances.follows:
+            wrong = self._advances.declare(declaration)
+            if wrong:
+                run.report(judge_advances(declaration, wrong, run.parts), "scheduler", "schedule")
         if not (is_doubtful or self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
         ledger = pool.ledger if pool is not None and pool.lost is None else None
@@ -188,6 +196,8 @@ class EngineJudge:
                 self._judge_result(declaration, result)
                 if self.pool is not None:
                     self.pool.confirm(declaration, result)
+                if declaration.spec_tokens:
+                    self._advances.returned(declaration, result)
         if self._latched is not None or self._mailboxes or run.pending or self._posted:
             self._act_if_due(step)
         self._told_before = len(run.pending)

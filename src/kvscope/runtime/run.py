@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import UNSET
 
@@ -19,11 +19,12 @@ from ..checks.rule import PART_OF_CHECK, Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
+from ..events.coverage_schema import CoverageRecord, ErrorRecord
 from ..events.finding_schema import BlockHistory, FindingCount
 from ..events.frozen import frozen_line
 from ..events.histories import history_of
 from ..events.names import RequestNames
-from ..events.schema import CoverageRecord, EnabledRecord, ErrorRecord
+from ..events.schema import EnabledRecord
 from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import Violation
@@ -34,6 +35,7 @@ from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .concerned import concerned_blocks
 from .folding import FindingFolds
+from .hook_book import HookBook
 from .inactive import inactive_checks
 from .salt import run_salt
 
@@ -45,21 +47,6 @@ PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
 """Checks that every judged row of a plan goes through."""
 
 ProcessRole = Literal["frontend", "engine", "worker"]
-
-
-class HookBook(Protocol):
-    """What the run publishes about the hooks of its process. Implemented by the boundary's ledger."""
-
-    def seams_installed(self) -> list[str]: ...
-
-    def seams_absent(self) -> dict[str, str]: ...
-
-    @property
-    def allocator_faults(self) -> list[int]: ...
-
-    def connector_faults(self) -> int: ...
-
-    def hook_numbers(self) -> dict[str, tuple[int, int, int]]: ...
 
 
 class Run:
@@ -110,6 +97,10 @@ class Run:
     def connector_faults(self) -> int:
         """Faults of the hooks of what is planned with a connector, in this process."""
         return self._hooks.connector_faults()
+
+    def works(self, seam: str) -> bool:
+        """Whether a seam is wrapped and its hook has not failed in this process."""
+        return self._hooks.works(seam)
 
     @property
     def process(self) -> str:

@@ -20,12 +20,12 @@ from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Ranks, Topology
 from ..logs import say
-from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
 from ..state.followers import Follower
 from ..state.tails import TailCensus
+from .beside_plans import BesidePlans
 from .context import ContextWatch
 from .follower import PoolFollower
 from .refusal import make_harmless, slots_and_tables
@@ -34,7 +34,7 @@ from .selection import judged_rows
 from .snapshots import take_snapshot
 
 
-class WorkerJudge:
+class WorkerJudge(BesidePlans):
     """The observer of one worker and its runner.
 
     ``returns_results`` says whether vLLM takes this rank's result: only there does an exception reach EngineCore. On
@@ -46,7 +46,7 @@ class WorkerJudge:
     def __init__(
         self, run: Run, *, returns_results: bool, unjudged_cause: str | None = None, ranks: Ranks | None = None
     ) -> None:
-        self._run = run
+        super().__init__(run)
         self._ranks = ranks or Ranks()
         self.reads_host_tensors = True
         self._returns_results = returns_results
@@ -104,11 +104,6 @@ class WorkerJudge:
         """Whether slots made now are those of requests that the worker has made up, before the first step."""
         return self._bindings is not None and not self._in_step and not self._last_step
 
-    @property
-    def due_result(self) -> str | None:
-        """The trace id of the step whose result has not been given back yet, None if it is not known."""
-        return self._result_of.trace_id if self._result_of is not None else None
-
     def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
         self._in_step = True
         if self._bindings is None:
@@ -128,20 +123,7 @@ class WorkerJudge:
         run.coverage.handovers += len(declared.scheduled)
         as_declared = drafts is None and (received is declared or received == declared)
         if not (is_empty and as_declared and previous is None):
-            run.stream.put(
-                "worker_input",
-                WorkerInput(
-                    received=declared if as_declared else received.copy(),
-                    declared=declared,
-                    drafts=drafts,
-                    previous_step=previous,
-                ),
-                component="worker",
-                boundary="worker_input",
-                step=step,
-                trace_id=declaration.trace_id,
-                approx_bytes=512 + declared.table_bytes,
-            )
+            self._put_input(declaration, declared if as_declared else received.copy(), drafts, previous)
         if not (as_declared and previous is None):
             findings = judge_handover(declaration, received, run.parts, drafts=drafts, previous_step=previous)
             self._report(findings, "worker", "worker_input")
@@ -160,6 +142,7 @@ class WorkerJudge:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._in_step = True
         self._current = self._result_of = self._next_step = None
+        self.drafts.lose()
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
             self._bindings.apply(received.copy())
@@ -174,6 +157,7 @@ class WorkerJudge:
         """The step has passed; ``cause`` says why its plan was not looked at, if it was not."""
         if self._current is not None and not self._accounted:
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
             self._run.coverage.miss_plan(self._current.step)
         self._current = None
         self._let_go()
@@ -187,12 +171,15 @@ class WorkerJudge:
             handed.forget()
 
     def on_launched(self) -> None:
+        current = self._current
         self._let_go()
         self._leave()
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
+        if current is not None and (current.zero_blocks or current.copies) and self._bindings is not None:
+            self._report(self.block_work.end(current, self._bindings), "worker", "block_work")
 
     def _leave(self) -> None:
         """A step has left the worker. If it was not seen as it came, nobody knows what is to come next."""
@@ -204,6 +191,7 @@ class WorkerJudge:
         if self._current is not None and not self._accounted:
             self._accounted = True
             self._skip(cause, len(self._current.requests.scheduled))
+            self.drafts.lose()
 
     def on_plan(self, plan: Plan) -> None:
         declaration, bindings, run = self._current, self._bindings, self._run
@@ -214,8 +202,7 @@ class WorkerJudge:
             return
         if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
             return
-        if self._tails.is_due():
-            self._tails.take(plan, bindings, run.coverage.tail_entries)
+        self._look_beside(plan, declaration, bindings)
         if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
             agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
             if agreed is not None:
@@ -236,6 +223,13 @@ class WorkerJudge:
                 self._refuse(findings, plan)
         if self.reads_operators:
             self._hand_over(plan)
+
+    def _look_beside(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> None:
+        """At what a plan has beside slots and tables that count."""
+        if declaration.spec_tokens or self.drafts.advances is not None:
+            self._report(self.drafts.plan(declaration, plan), "runner", "plan")
+        if self._tails.is_due():
+            self._tails.take(plan, bindings, self._run.coverage.tail_entries)
 
     def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
         if self._handed is not None:
@@ -329,14 +323,12 @@ class WorkerJudge:
         if findings:
             self._report(findings, "runner", "dummy")
 
-    def on_dummy_skipped(self, cause: str) -> None:
-        """A run that serves no request cannot be looked at."""
-        self._run.coverage.skipped["dummy", cause] += 1
-
     def on_result(self, result: StepResult | None) -> None:
         declaration, self._result_of = self._result_of, None
         if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
+        if declaration.spec_tokens:
+            self._report(self.drafts.end(declaration), "runner", "spec_post")
         self._run.stream.put(
             "worker_result",
             result,
@@ -385,6 +377,8 @@ class WorkerJudge:
 
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Without a mailbox it is the step's failure that stops the engine, where vLLM takes this rank's word."""
+        if not findings:
+            return
         self._run.report(findings, component, boundary, ledger=self._ledger)
         if self._run.undelivered and self._returns_results:
             raise self._run.violation(self._run.undelivered[0])

@@ -13,10 +13,11 @@ from typing import Any
 from kvscope.config import OutputConfig
 from kvscope.events import codec
 from kvscope.events.codec import Identity
+from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import ViolationRecord
 from kvscope.events.names import RequestNames
-from kvscope.events.schema import CoverageRecord, EnabledRecord
+from kvscope.events.schema import EnabledRecord
 from kvscope.sinks.files import TraceFiles
 from kvscope.sinks.kinds import Entry, RecordMaker, records_written
 from kvscope.sinks.log import LogSink

@@ -34,7 +34,6 @@ from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
 from kvscope.events.codec import (
     bind_record,
-    coverage_record,
     dummy_record,
     enabled_record,
     operation_record,
@@ -47,7 +46,7 @@ from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
 from kvscope.facts.plans import DummyRun, PersistentSlots, Plan
-from kvscope.facts.requests import BlockIds, Declaration, Drafts, StepRequests, StepResult
+from kvscope.facts.requests import BlockIds, Declaration, Drafts, StepRequests, StepResult, Verification
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
@@ -56,9 +55,10 @@ from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
 from kvscope.state.legality import Legality
 from kvscope.state.lifecycle import Lifecycle
+from kvscope.testing.drafts import BuiltDrafts
 from kvscope.testing.plans import sound_plan
 from kvscope.testing.pool import BuiltPool, allocation, release
-from kvscope.testing.trace_file import TraceFile
+from kvscope.testing.trace_file import TraceFile, coverage_of
 
 TOPOLOGY = Topology(
     num_blocks=64,
@@ -112,6 +112,7 @@ class TraceBuilder:
         self._lifecycle = Lifecycle()
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
         self.observed = BuiltPool(topology, self._bindings, self._worker_bindings, self.parts) if observe_pool else None
+        self._drafts = BuiltDrafts(len(self._worker_bindings), self.parts, names)
         self._batches = [[BatchTable(b, index) for index in self._judged()] for b in self._worker_bindings]
         run, group = directory.name, Ranks(dp=0)
         workers = [Ranks(dp=0, tp=rank, pp=0, world=rank) for rank in range(len(self._worker_bindings))]
@@ -139,9 +140,14 @@ class TraceBuilder:
         self._brought[request_id] = tokens
 
     def declare(
-        self, scheduled: Mapping[str, int], *, finished: Iterable[str] = (), preempted: Iterable[str] = ()
+        self,
+        scheduled: Mapping[str, int],
+        *,
+        finished: Iterable[str] = (),
+        preempted: Iterable[str] = (),
+        drafts: Mapping[str, int] | None = None,
     ) -> Declaration:
-        """The next step's declaration, with blocks for every scheduled token."""
+        """The next step's declaration, with blocks for every scheduled token; ``drafts`` are so many of them."""
         self.step_number += 1
         gone, kicked = set(finished), set(preempted)
         for request_id in sorted(gone):
@@ -177,7 +183,7 @@ class TraceBuilder:
             requests=requests,
             new_prompt_tokens=[self._prompt.get(r, scheduled[r]) for r in requests.new_ids],
             cached_output_tokens=[0] * len(requests.cached_ids),
-            spec_tokens={},
+            spec_tokens=dict(drafts or {}),
             invalid_spec_tokens={},
             total_num_scheduled_tokens=sum(scheduled.values()),
             token_budget=None,
@@ -192,11 +198,13 @@ class TraceBuilder:
         *,
         finished: Iterable[str] = (),
         preempted: Iterable[str] = (),
+        drafts: Mapping[str, int] | None = None,
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
         received_drafts: Drafts | None = None,
         received_after: int | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
+        damage_counted: Callable[[Verification], None] = _undamaged,
         damage_result: Callable[[StepResult], StepResult] | None = None,
         comes_back: bool = True,
     ) -> Declaration:
@@ -204,7 +212,7 @@ class TraceBuilder:
         only declared, and there is no result of it. Without ``comes_back`` the step is still on its way at the end.
         ``received_after`` is the step after which it arrives in a worker, if that is not the one before.
         """
-        declaration = self.declare(scheduled, finished=finished, preempted=preempted)
+        declaration = self.declare(scheduled, finished=finished, preempted=preempted, drafts=drafts)
         damage_declaration(declaration)
         if self.observed is not None:
             self.observed.hand_over(declaration)
@@ -213,6 +221,7 @@ class TraceBuilder:
         if self.observed is not None:
             now_ns = self.engine.clock(declaration.step)
             self._violations(self.engine, self.observed.declare(declaration, now_ns))
+        self._violations(self.engine, self._drafts.declare(declaration))
         ledger = self.observed.scheduler.ledger if self.observed is not None else None
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts, ledger))
         if self._lifecycle.take(declaration):
@@ -223,6 +232,8 @@ class TraceBuilder:
                 received = received.copy()
                 damage_received(received)
             self._run_worker(rank, stream, declaration, received, received_drafts, received_after, damage_plan)
+            if declaration.spec_tokens:
+                self._violations(stream, self._drafts.count(rank, stream, declaration, damage_counted))
         if declaration.is_empty:
             return declaration
         if damage_result is not None or (self.observed is not None and comes_back):
@@ -267,7 +278,9 @@ class TraceBuilder:
         """End the run. Without ``coverage`` it ends as if its processes had been killed."""
         for stream in dict.fromkeys([self.engine, *self.workers]):
             if coverage:
-                stream.write(self._coverage(stream), "worker", "shutdown", after=self.step_number)
+                totals = {"steps": self.steps, "rows": self.rows, "tokens": self.tokens}
+                record = coverage_of(stream, stream is self.engine, stream in self.workers, **totals)
+                stream.write(record, "worker", "shutdown", after=self.step_number)
             stream.close()
         return self.directory
 
@@ -295,7 +308,8 @@ class TraceBuilder:
         self._violations(stream, judge_handover(declaration, received, self.parts, drafts, previous))
         plan = sound_plan(declaration, bindings)
         damage_plan(plan)
-        findings = judge_batch(declaration, plan, self.parts)
+        findings = self._drafts.plan(rank, declaration, plan)
+        findings += judge_batch(declaration, plan, self.parts)
         view = StepView(judged_rows(plan, declaration, bindings), declaration, bindings, *self._sides(rank))
         groups = view.groups(self._batches[rank])
         sizes = {group.group_id: group.block_size for group in self.topology.groups}
@@ -367,25 +381,3 @@ class TraceBuilder:
             runner="v1",
             rank=stream.rank,
         )
-
-    def _coverage(self, stream: TraceFile) -> Envelope:
-        """As a process of this role counts: steps and scheduled rows in EngineCore alone, audited rows in workers."""
-        declares, audits = stream is self.engine, stream in self.workers
-        once = ["scheduler.create"] if declares else []
-        once += ["worker.cache"] if audits else []
-        hooks = ["scheduler.schedule"] if declares else []
-        hooks += ["worker.execute", "runner_v1.slots"] if audits else []
-        record = coverage_record(
-            steps=self.steps if declares else 0,
-            empty_steps=0,
-            rows_scheduled=self.rows if declares else 0,
-            rows=self.rows if audits else 0,
-            tokens=self.tokens if audits else 0,
-            checks_run={"C1": self.rows} if audits else {},
-            checks_skipped={},
-            hook_calls={**dict.fromkeys(once, 1), **dict.fromkeys(hooks, self.steps)},
-            hook_faults={},
-            hook_time_ns={**dict.fromkeys(once, 5_000_000), **dict.fromkeys(hooks, self.steps * 20_000)},
-        )
-        record.records_written = stream.seq
-        return record

@@ -1,4 +1,4 @@
-"""The file of one process of a built trace."""
+"""The file of one process of a built trace, and what stands at its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from msgspec import UnsetType
 
-from kvscope.events.codec import Identity, encode, stamp
+from kvscope.events.codec import Identity, coverage_record, encode, stamp
+from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
 from kvscope.facts.topology import Ranks
 
@@ -51,3 +52,27 @@ class TraceFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def coverage_of(
+    stream: TraceFile, declares: bool, audits: bool, *, steps: int, rows: int, tokens: int
+) -> CoverageRecord:
+    """What a process of this role counts: steps and scheduled rows in EngineCore alone, audited rows in workers."""
+    once = ["scheduler.create"] if declares else []
+    once += ["worker.cache"] if audits else []
+    hooks = ["scheduler.schedule"] if declares else []
+    hooks += ["worker.execute", "runner_v1.slots"] if audits else []
+    record = coverage_record(
+        steps=steps if declares else 0,
+        empty_steps=0,
+        rows_scheduled=rows if declares else 0,
+        rows=rows if audits else 0,
+        tokens=tokens if audits else 0,
+        checks_run={"C1": rows} if audits else {},
+        checks_skipped={},
+        hook_calls={**dict.fromkeys(once, 1), **dict.fromkeys(hooks, steps)},
+        hook_faults={},
+        hook_time_ns={**dict.fromkeys(once, 5_000_000), **dict.fromkeys(hooks, steps * 20_000)},
+    )
+    record.records_written = stream.seq
+    return record

@@ -19,8 +19,10 @@ from kvscope.testing.trace import TraceBuilder
 STEPS = 10
 WITH_EVERY_STEP = {
     "scheduler.schedule", "scheduler.update", "worker.execute", "worker.sample", "runner_v1.slots", "runner_v2.attn",
+    "runner_v1.zero", "runner_v1.zero_cpu", "runner_v1.copy", "runner_v2.zero", "runner_v2.copy", "runner_v1.verify",
+    "runner_v1.rejected", "runner_v2.verify",
     "runner_v1.forward", "runner_v2.metadata", "runner_v2.metadata_hybrid", "runner_v2.metadata_encoder_decoder",
-    "runner_v2.micro_batches", "runner_v2.forward",
+    "runner_v2.micro_batches", "runner_v2.forward", "runner_v1.graph", "runner_v2.graph",
     "runner_v1.output", "runner_v1.pooled", "runner_v2.output", "runner_v2.pooled",
     "pool.alloc", "pool.queue", "pool.touch", "pool.free", "pool.unpin", "pool.cache", "pool.cache_partial",
     "pool.move_hashes", "pool.evict", "pool.copy_on_write", "manager.allocate", "manager.pop", "manager.window",

@@ -26,9 +26,10 @@ from kvscope.checks.initialized import INITIALIZED_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
+from kvscope.events.codec import work_record
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
-from kvscope.facts.requests import Declaration, Drafts, StepRequests, StepResult
+from kvscope.facts.requests import BlockWork, Declaration, Drafts, StepRequests, StepResult, Verification
 from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
 from kvscope.testing.trace import TraceBuilder
 
@@ -122,6 +123,25 @@ def prefill_collision(builder: TraceBuilder) -> None:
     builder.step({"r1": 40, "r2": 40}, damage_plan=lambda p: p.groups[0].slots.__setitem__(0, p.groups[0].slots[1]))
 
 
+def counted(change: Callable[[Verification], None]) -> Callable[[TraceBuilder], None]:
+    """r1 and r2 are given three drafts each, and all are accepted but for the change."""
+
+    def scenario(builder: TraceBuilder) -> None:
+        warm(builder)
+        builder.step({"r1": 4, "r2": 4}, drafts={"r1": 3, "r2": 3}, damage_counted=change)
+        builder.step({"r1": 4, "r2": 4}, drafts={"r1": 3, "r2": 3})
+        builder.step({"r1": 1, "r2": 1})
+
+    return scenario
+
+
+def advanced(builder: TraceBuilder) -> None:
+    """What r1 has of its drafts is declared two tokens too few, and computed from there."""
+    warm(builder)
+    builder.step({"r1": 4, "r2": 4}, drafts={"r1": 3, "r2": 3})
+    builder.step({"r1": 1, "r2": 1}, damage_declaration=lambda d: d.requests.cached_computed.__setitem__(0, 43))
+
+
 SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "bind_block_out_of_range": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(0, 999)),
     "bind_null_block_declared": declared(lambda d: d.requests.new_blocks[0][0].__setitem__(1, 0)),
@@ -129,6 +149,10 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "bind_block_shortfall": declared(lambda d: d.requests.new_blocks[0][0].pop() and None),
     "bind_copy_conflict": declared(lambda d: setattr(d, "copies", [(1, 4), (2, 4)])),
     "bind_zero_conflict": declared(lambda d: setattr(d, "zero_blocks", [1, 0])),
+    "spec_row_count_mismatch": counted(lambda v: v.drafted.__setitem__(0, 2)),
+    "spec_accepted_out_of_range": counted(lambda v: v.accepted.__setitem__(1, 4)),
+    "spec_rejected_out_of_range": counted(lambda v: v.rejected.__setitem__(0, 4)),
+    "spec_advance_mismatch": advanced,
     "handover_request_mismatch": received(lambda r: r.scheduled.__setitem__("r1", 39)),
     "handover_delta_mismatch": received(lambda r: r.new_blocks[0][0].__setitem__(0, 9)),
     "handover_spec_mismatch": warmed({"received_drafts": Drafts(spec_tokens={"r1": 2}, invalid_spec_tokens={})}),
@@ -191,6 +215,23 @@ OF_A_CONNECTOR = {function.rule.reason for family in CONNECTOR_FAMILIES for func
 def test_every_reason_of_the_catalog_is_replayed_here() -> None:
     beside = NOT_IN_A_TRACE | OF_THE_POOL | OF_A_CONNECTOR | OF_SEVERAL_RANKS
     assert SCENARIOS.keys() | beside == RULES.keys()
+
+
+@pytest.mark.parametrize(("kind", "work"), [
+    ("zero", BlockWork(declared=[1, 2], cleared=[1])), ("zero", BlockWork(declared=[1, 2], cleared=[])),
+    ("copy", BlockWork(declared=[(1, 2)], copied=[(1, 3)])),
+])  # fmt: skip
+def test_what_a_worker_clears_and_copies_is_held_against_its_declaration(
+    tmp_path: Path, kind: str, work: BlockWork
+) -> None:
+    builder = TraceBuilder(tmp_path / "run")
+    lists = {"zero": "zero_blocks", "copy": "copies"}
+    step = builder.step({"r1": 40, "r2": 40}, damage_declaration=lambda d: setattr(d, lists[kind], work.declared))
+    for made in (msgspec.structs.replace(work, cleared=work.cleared and [2, 1], copied=work.copied and [(1, 2)]), work):
+        builder.workers[0].write(work_record(kind, made), "worker", kind, step=step.step)
+    replay, _ = judged(builder.close())
+    keys = replay.findings.keys[REPLAY]
+    assert [key[0] for key in keys if key[0].startswith("handover")] == ["handover_delta_mismatch"]
 
 
 @pytest.mark.parametrize("layout", [{"in_process": True}, {"ranks": 2}, {"full": True}], ids=["one", "ranks", "full"])

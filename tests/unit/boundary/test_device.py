@@ -188,7 +188,6 @@ def test_nothing_is_launched_into_a_graph() -> None:
     runner.device.capturing = True
     runner.launch(observer)
     runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
-    runner.input_batch.block_table = runner.input_batch.block_table.block_tables
     for capturing in (True, False):
         runner.device.capturing = capturing
         asked_for = {} if capturing else {"is_graph_capturing": True}
@@ -223,7 +222,6 @@ def test_a_dummy_run_of_the_first_runner_is_cloned_as_far_as_it_was_handed_on() 
     runner = DeviceV1(d.HostDevice())
     runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
     slots = runner.slots
-    runner.input_batch.block_table = runner.input_batch.block_table.block_tables
     runner_v1.before_dummy_run(observer, runner, (2,), {})
     runner_v1.after_slot_mappings(observer, runner, (), {}, ({0: slots[:4]}, None))
     slots[:4] = torch.tensor([-1, -1, -1, 90])

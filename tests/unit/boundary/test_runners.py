@@ -53,6 +53,13 @@ def test_a_plan_is_the_part_of_the_buffers_that_is_in_use() -> None:
     assert group.slots.tolist() == [80, 80, 80]
 
 
+def test_encoder_only_attention_has_slots_and_no_table() -> None:
+    """Its group comes last, and nothing is stored for it (`_get_slot_mappings` makes its slots anew)."""
+    runner = V1()
+    slots = {0: runner.slots[:3], 1: torch.zeros(3, dtype=torch.int64)}
+    assert [group.group_id for group in runner_v1.read_plan(runner, slots, 2).groups] == [0]
+
+
 def test_later_steps_see_what_the_buffers_hold_by_then() -> None:
     runner = V1()
     runner.read()
@@ -123,9 +130,8 @@ class Dummy(V1):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
-        self.input_batch.block_table = [self.input_batch.block_table.block_tables[0], input_batch(6)]
-        self.input_batch.block_table[1] = self.input_batch.block_table[1].block_table.block_tables[0]
-        for number, table in enumerate(self.input_batch.block_table):
+        self.input_batch.block_table.block_tables += input_batch(6).block_table.block_tables
+        for number, table in enumerate(self.input_batch.block_table.block_tables):
             table.slot_mapping.gpu = torch.tensor([40, 41, 42, 43, -1, -1, -1, -1]) + number
             table.slot_mapping.gpu[4:] = -1
             table.slot_mapping.gpu = table.slot_mapping.gpu.to(device)
@@ -134,7 +140,7 @@ class Dummy(V1):
     def run(self, observer: Any, padded: int, change: Any = len, **kwargs: Any) -> None:
         """One token, padded to so many."""
         runner_v1.before_dummy_run(observer, self, (1,), kwargs)
-        buffers = [table.slot_mapping.gpu for table in self.input_batch.block_table]
+        buffers = [table.slot_mapping.gpu for table in self.input_batch.block_table.block_tables]
         handed = {number: buffer[:padded] for number, buffer in enumerate(buffers)}
         runner_v1.after_slot_mappings(observer, self, (), {}, (handed, None))
         for mapping in handed.values():

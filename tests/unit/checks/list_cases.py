@@ -6,6 +6,7 @@ from typing import Any
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_bind
+from kvscope.facts.allocator import ALLOC, FREE
 from kvscope.facts.topology import SLIDING_WINDOW
 from unit.checks.cases import fires, silent
 from unit.checks.guarded import Guarded, two_decode
@@ -91,7 +92,7 @@ def a_copy_to_a_block_that_a_request_has() -> list[Finding]:
 
 
 @fires(
-    "bind_copy_conflict", block_id=30, generation=0, expected=IN_STEP, actual="nobody's; never handed out",
+    "bind_copy_conflict", block_id=30, generation=0, expected=IN_STEP, actual="never handed out",
 )  # fmt: skip
 def a_copy_to_a_block_that_nobody_has() -> list[Finding]:
     return followed(copies=[(1, 30)])
@@ -113,6 +114,15 @@ def a_copy_to_a_block_of_the_step() -> list[Finding]:
 @silent("bind_copy_conflict", "bind_zero_conflict")
 def a_destination_that_is_cleared_first() -> list[Finding]:
     return on(copies=[(1, 7)], zero=[7, 8]) + followed(copies=[(1, 7)], zero=[7, 8])
+
+
+@silent("bind_copy_conflict")
+def a_destination_that_the_cache_keeps_and_nobody_has_any_more() -> list[Finding]:
+    """The reference that the copy took is given back in the step that declares it (``_free_cow_retained_blocks``)."""
+    scene = two_decode()
+    scene.pool(ALLOC, [30])
+    scene.pool(FREE, [30], cause="copy")
+    return listed(scene, known=[("a", None, 40, 1)], copies=[(3, 30)])
 
 
 @silent("bind_copy_conflict")

@@ -10,6 +10,7 @@ import pytest
 import unit.checks.connector_cases
 import unit.checks.content_cases
 import unit.checks.context_cases
+import unit.checks.draft_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
 import unit.checks.lifecycle_cases
@@ -26,6 +27,7 @@ from kvscope.checks.catalog import RULES
 from kvscope.checks.connector import COMPLETION_RULES, FAILED_LOAD_RULES, INVALID_RULES, RECEIVE_RULES
 from kvscope.checks.content import CONTENT_RULES
 from kvscope.checks.context_parallel import CONTEXT_RULES, COORDINATE_RULES, LENGTH_RULES
+from kvscope.checks.drafts import DRAFT_RULES
 from kvscope.checks.dummy import DUMMY_RULES
 from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
@@ -132,6 +134,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         LENGTH_RULES,
         DUMMY_RULES,
         RESULT_RULES,
+        DRAFT_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]
     assert len(RULES) == sum(map(len, families))

@@ -24,6 +24,7 @@ class Hooks:
     """What a ledger says about its hooks."""
 
     def __init__(self) -> None:
+        self.failed: set[str] = set()
         self.numbers: dict[str, tuple[int, int, int]] = {"scheduler.schedule": (5, 0, 50)}
         self.allocator_faults = [0]
 
@@ -35,6 +36,9 @@ class Hooks:
 
     def connector_faults(self) -> int:
         return 0
+
+    def works(self, name: str) -> bool:
+        return name not in self.failed
 
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         return dict(self.numbers)

@@ -9,6 +9,7 @@ import pytest
 
 from kvscope.testing.faults import FAULTS, LOADING, PREEMPTING, SETTINGS, TRAFFIC, arm, injection, occasion, plugin
 from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
+from kvscope.testing.faults.draft_faults import DRAFT_FAULTS
 from kvscope.testing.faults.group_faults import GROUP_FAULT
 from kvscope.testing.faults.hooks import Hook, Undo
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -74,6 +75,7 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
         "handover": {*HANDOVER_FAULTS, LOST_STEP},
         "dummy": set(DUMMY_FAULTS),
         "result": set(RESULT_FAULTS),
+        "drafts": DRAFT_FAULTS,
         "allocator": set(STORIES),
         "connector": set(CONNECTOR_STORIES),
     }

@@ -14,9 +14,10 @@ processes of an engine that has several.
 from kvscope.testing.faults.catalog import FAULTS
 from kvscope.testing.faults.fault import Fault
 from kvscope.testing.faults.injection import Injection, arm
-from kvscope.testing.faults.workload import LATENT, LOADING, PREEMPTING, SETTINGS, TRAFFIC, occasion, workload
+from kvscope.testing.faults.workload import DRAFTING, LATENT, LOADING, PREEMPTING, SETTINGS, TRAFFIC, occasion, workload
 
 __all__ = [
+    "DRAFTING",
     "FAULTS",
     "LATENT",
     "LOADING",

@@ -2,6 +2,7 @@
 
 from kvscope.testing.faults.allocator_catalog import ALLOCATOR_FAULTS
 from kvscope.testing.faults.connector_catalog import CONNECTOR_FAULTS
+from kvscope.testing.faults.draft_catalog import DRAFT_CATALOG
 from kvscope.testing.faults.fault import Fault
 
 # A wrong or missing block stays in the worker's table until its request ends, so that later steps report it as well,
@@ -355,6 +356,7 @@ _ALL = [
         point="result",
     ),
     *ALLOCATOR_FAULTS,
+    *DRAFT_CATALOG,
     *CONNECTOR_FAULTS,
 ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvscope.testing.faults.connector_faults import CONNECTOR_STORIES
+from kvscope.testing.faults.draft_faults import draft_sites
 from kvscope.testing.faults.hooks import Around, Hook
 from kvscope.testing.faults.injection import Injection
 from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_FAULTS, Handover
@@ -223,6 +224,7 @@ _BY_POINT: dict[str, Callable[[Injection], Sites]] = {
     "operator": operator_sites,
     "declaration": _declaration_sites,
     "handover": _handover_sites,
+    "drafts": draft_sites,
     "result": _result_sites,
     "allocator": lambda injection: story_sites(injection, STORIES[injection.fault.name]),
     "connector": lambda injection: story_sites(injection, CONNECTOR_STORIES[injection.fault.name]),

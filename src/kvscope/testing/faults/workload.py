@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvscope.testing.environment import cache_directory
 from kvscope.testing.faults.fault import Fault, Traffic
 from kvscope.testing.faults.prefix_faults import ForwardFailedError
 
@@ -28,6 +29,15 @@ caches prefixes, and always has blocks of 16 tokens.
 PREEMPTING: dict[str, Any] = SETTINGS | {"num_blocks": 14}
 """The same with a pool that is too small, so that requests are preempted and resumed."""
 
+DRAFTING: dict[str, Any] = SETTINGS | {
+    "speculative_config": {
+        "method": "draft_model",
+        "model": str(cache_directory() / "models" / "qwen3"),
+        "num_speculative_tokens": 3,
+    }
+}
+"""The same with the model itself as its drafter, whose drafts are accepted."""
+
 LOADING: dict[str, Any] = SETTINGS | {
     "kv_transfer_config": {
         "kv_connector": "OffloadingConnector",
@@ -50,14 +60,15 @@ TRAFFIC: dict[Traffic, dict[str, Any]] = {
     "long": {"requests": 2, "max_tokens": 6, "last_tokens": 110, "steps_after": 90},
     "dummies": {"dummy_every": 4},
     "preempting": {},
+    "drafting": {},
     "loading": {"max_tokens": 6, "rounds": 2},
     "loading_twins": {"max_tokens": 6, "twins": True, "rounds": 2},
 }
 """What `workload` is called with for a fault. `steady`: requests grow for a while. `finishing`: some end while others
 run. `twins`: each hits what the one before it computes. `again`, `twins_again`: all come a second time. `long`: one
 goes on for so long that every audit comes around. `dummies`: workers run batches without work in between. `preempting`:
-as `steady`, in a pool that is too small. `loading`, `loading_twins`: as `again`, and with twins, and what comes again
-is loaded."""
+as `steady`, in a pool that is too small. `drafting`: as `steady`, with three drafts for each token. `loading`,
+`loading_twins`: as `again`, and with twins, and what comes again is loaded."""
 
 _PREFIX_TOKENS = 64
 _PROMPT_TOKENS = (84, 97, 69, 60, 100, 126, 30, 45)
@@ -83,7 +94,8 @@ def prompts(salt: int = 0) -> list[list[int]]:
 
 def occasion(fault: Fault) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of the engine and the arguments of `workload` under which a fault happens."""
-    settings = {"preempting": PREEMPTING, "loading": LOADING, "loading_twins": LOADING}.get(fault.traffic, SETTINGS)
+    others = {"preempting": PREEMPTING, "drafting": DRAFTING, "loading": LOADING, "loading_twins": LOADING}
+    settings = others.get(fault.traffic, SETTINGS)
     return settings, TRAFFIC[fault.traffic]
 
 

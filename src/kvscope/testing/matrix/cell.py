@@ -193,10 +193,10 @@ def _off_by_name(name: str, runner: Runner, rows: int) -> Outcome:
 
 
 def _compilations() -> int:
-    """Frames that torch has compiled in this process."""
-    from torch._dynamo.utils import counters
+    """How often vLLM has compiled a model in this process, or has loaded one that it had compiled before."""
+    from vllm.compilation.counter import compilation_counter as counter
 
-    return int(counters["frames"]["ok"])
+    return int(counter.num_aot_compiles + counter.num_aot_artifacts_loaded + counter.num_backend_compilations)
 
 
 def _prompt_dependent(llm: Any, calls: Sequence[Call]) -> int:
