@@ -1,6 +1,11 @@
 """What holds for every test run: the runner option, and a report of which tests did not run and why."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A deadline, and how long inputs take to make, would measure how busy the machine is.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ from kvscope.testing.context_parallel.faults import EXPECTED
 from .test_healthy import switched_on
 from .traces import Trace
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]  # three processes and an interpreter
 
 SETTINGS: dict[str, Any] = {"num_blocks": 20, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 TWO_RANKS = SETTINGS | {
@@ -55,7 +55,7 @@ def test_ranks_that_share_out_sequences_are_judged_and_clean(
     for record in ranks:
         assert record.context_parallel is not None
         assert (record.context_parallel.dcp_size, record.groups[0].shards) == (2, 2)
-        assert record.checks_inactive == []
+        assert "plan" not in {inactive.check for inactive in record.checks_inactive}
     assert trace.rows_audited() == trace.rows_scheduled() * 2
     cell(f"decode context parallel 2, interleave {interleave}: {trace.rows_audited()} rows, 0 findings")
 

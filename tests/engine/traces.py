@@ -12,7 +12,8 @@ from msgspec import UnsetType
 from kvscope.events.coverage_schema import CoverageRecord
 from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import BindRecord, BoundaryRecord, EnabledRecord, ReadRecord, WriteRecord, decode_record
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, EnabledRecord, decode_record
 
 R = TypeVar("R", bound=Envelope)
 

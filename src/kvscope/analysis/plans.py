@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvscope.checks.finding import Finding
 from kvscope.events.ranges import MOST_VALUES
 from kvscope.facts.context_parallel import ContextParallel, LocalRows
 from kvscope.facts.digest import column_weights, table_digest
@@ -34,6 +35,13 @@ class RebuiltPlan(msgspec.Struct, kw_only=True):
     rows: Rows
     tokens: Rows
     unknown: Bool
+
+    def renumber(self, finding: Finding) -> None:
+        """Rows and tokens as the batch counted them, not as the rows that could be judged do."""
+        if finding.row is not None:
+            finding.row = int(self.rows[finding.row])
+        if finding.token_index is not None and finding.token_index < len(self.tokens):
+            finding.token_index = int(self.tokens[finding.token_index])
 
 
 def rebuild(

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from kvscope.analysis import row_coverage as causes
 from kvscope.analysis.connector import CONNECTOR_KINDS
 from kvscope.analysis.engines import engines_of
-from kvscope.analysis.plans import Bool, RebuiltPlan, rebuild
+from kvscope.analysis.plans import Bool, rebuild
 from kvscope.analysis.pool import pool_operation
 from kvscope.analysis.reader import Entry, ProcessLog, Trace, step_of
 from kvscope.analysis.row_coverage import RowCoverage
@@ -32,14 +33,17 @@ from kvscope.checks.judge import (
     judge_dummy,
     judge_handover,
     judge_held,
+    judge_lifecycle,
     judge_missing,
     judge_plan,
     judge_pool,
+    judge_result,
     judge_settled,
 )
 from kvscope.checks.plan_view import StepView
 from kvscope.events.codec import (
     declaration_from,
+    drafts_from,
     dummy_from,
     finding_from,
     received_from,
@@ -47,8 +51,10 @@ from kvscope.events.codec import (
     snapshot_from,
 )
 from kvscope.events.context_parallel import KIND as CP_CONTEXT
+from kvscope.events.envelope import given
 from kvscope.events.finding_schema import ViolationRecord
-from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, Record, WriteRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, Record
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.plans import PlanSnapshot
 from kvscope.facts.requests import Declaration
@@ -56,17 +62,6 @@ from kvscope.state.advances import DeclaredAdvances
 
 DECLARATION_WINDOW = 64
 """Steps for which a declaration is kept: a process may still be writing about one while the next are declared."""
-
-NO_PLAN = "no plan recorded"
-NO_DECLARATION = "declaration missing"
-NO_INPUT = "worker_input missing"
-HALF_PLAN = "kv.write or kv.read missing"
-DAMAGED = "record contradicts itself"
-LATE = "written after a later step"
-PARTIAL = "table not known from its start"
-NO_TABLE = "table neither recorded nor as declared"
-NOT_IN_BATCH = "not in the batch"
-GROUP_MISSING = "its group has no plan"
 
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 """What a record that contradicts itself can cause. The trace is foreign data: nothing in it may end the replay."""
@@ -119,7 +114,7 @@ class Replay:
                 self.findings.told(count, log.name)
         rest = self.coverage.scheduled - self.coverage.audited - self.coverage.skipped.total()
         if rest > 0:
-            self.coverage.skipped[NO_PLAN] += rest
+            self.coverage.skipped[causes.NO_PLAN] += rest
         return self
 
     def _one(self, engine: EngineSide, entry: Entry) -> None:
@@ -132,10 +127,7 @@ class Replay:
             elif isinstance(record, BoundaryRecord) and record.kind in CONNECTOR_KINDS:
                 self._connector(engine, entry.log, record)
             elif isinstance(record, BoundaryRecord) and record.kind == "update_input":
-                result, known = result_from(record), engine.declared.get(step_of(record))
-                engine.pool.confirm(step_of(record), result, may_lack=entry.log.ever_dropped)
-                if known is not None:
-                    engine.advances.returned(known[0], result)
+                self._result(engine, entry.log, record)
         rank = engine.ranks.get(entry.log.name)
         if rank is not None:
             self._of_rank(engine, rank, record)
@@ -167,7 +159,7 @@ class Replay:
         if write is not None and write.step == record.step:
             self._plan(engine, rank, write, record)
         else:
-            self._skip_recorded(engine, record.requests, HALF_PLAN, step_of(record))
+            self._skip_recorded(engine, record.requests, causes.HALF_PLAN, step_of(record))
 
     def _connector(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
         def declared(step: int) -> Declaration | None:
@@ -206,6 +198,8 @@ class Replay:
         self._count_scheduled(engine, declaration, max(len(engine.ranks) + len(engine.setup.absent_ranks), 1))
         if lost:
             distrust(engine)
+        elif log.ever_dropped or log.missing_first or not record.seq:
+            engine.lifecycle.forgive()  # an admission or a result may be among what is not there
         engine.pool.hand_over(declaration, record)
         self._prove(engine, log)
         if engine.pool.is_lost and engine.pool.was_observed and not self.ids_omitted:
@@ -222,6 +216,8 @@ class Replay:
             for finding in judge_bind(declaration, engine.bindings, engine.setup.parts, engine.pool.ledger)
             if finding.request_id not in engine.bindings.partial
         ]
+        if engine.lifecycle.take(declaration):
+            findings += judge_lifecycle(declaration, engine.lifecycle, engine.setup.parts)
         self._found(engine, None, findings)
         for step in [step for step in engine.declared if step < declaration.step - DECLARATION_WINDOW]:
             for rank in engine.ranks.values():
@@ -249,8 +245,20 @@ class Replay:
         rank.input_step = step
         rank.catch_up(engine.declared, step)
         if known is not None:
-            received = received_from(record, known[0].requests)
-            self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts))
+            received, drafts = received_from(record, known[0].requests), drafts_from(record)
+            previous = given(record.previous_step, None)
+            self._found(engine, rank, judge_handover(known[0], received, engine.setup.parts, drafts, previous))
+
+    def _result(self, engine: EngineSide, log: ProcessLog, record: BoundaryRecord) -> None:
+        step, result = step_of(record), result_from(record)
+        known = engine.declared.get(step)
+        declaration = known[0] if known is not None and known[0].trace_id == record.trace_id else None
+        engine.lifecycle.confirm(declaration, result)
+        if declaration is not None and not declaration.is_empty:
+            self._found(engine, None, judge_result(declaration, result, engine.setup.parts))
+        engine.pool.confirm(step, result, may_lack=log.ever_dropped)
+        if known is not None:
+            engine.advances.returned(known[0], result)
 
     def _context(self, engine: EngineSide, rank: RankSide, record: BoundaryRecord) -> None:
         """Where a context-parallel rank stands, or what it computed or counted in a step."""
@@ -266,14 +274,14 @@ class Replay:
         known = engine.declared.get(step)
         if known is None:
             self._undeclared(engine, step)
-            self._skip_recorded(engine, write.requests, NO_DECLARATION, step)
+            self._skip_recorded(engine, write.requests, causes.NO_DECLARATION, step)
             return
         declaration, rows = known[0], len(known[0].requests.scheduled) * len(engine.judged)
         if rank.input_step < step:
-            self._skip(rows, NO_INPUT)
+            self._skip(rows, causes.NO_INPUT)
             return
         if rank.applied != step:
-            self._skip(rows, LATE)
+            self._skip(rows, causes.LATE)
             return
         unjudged = rank.context.unjudged
         if unjudged is not None:
@@ -286,7 +294,7 @@ class Replay:
             self._judge(engine, rank, declaration, snapshot)
         except DAMAGE as error:
             self._damaged(error)
-            self._skip(rows, DAMAGED)
+            self._skip(rows, causes.DAMAGED)
 
     def _judge(self, engine: EngineSide, rank: RankSide, declaration: Declaration, snapshot: PlanSnapshot) -> None:
         scheduled, partial = declaration.requests.scheduled, rank.bindings.partial
@@ -304,14 +312,14 @@ class Replay:
             view = StepView(rebuilt.plan, declaration, rank.bindings, rank.pool.ledger, rank.pool.legality)
             found = judge_plan(view, view.groups(rank.batches[i] for i in indexes), engine.setup.parts)
             for finding in found:
-                _renumber(finding, rebuilt)
+                rebuilt.renumber(finding)
             findings += found
         unknown, kept, in_rows = int(rebuilt.unknown.sum()), int(keep.sum()), int(in_batch.sum())
         self.coverage.audited += (kept - unknown) * len(indexes)
-        self._skip(unknown * len(indexes), NO_TABLE)
-        self._skip(kept * (len(engine.judged) - len(indexes)), GROUP_MISSING)
-        self._skip((in_rows - kept + len(left_out)) * len(indexes), PARTIAL)
-        self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), NOT_IN_BATCH)
+        self._skip(unknown * len(indexes), causes.NO_TABLE)
+        self._skip(kept * (len(engine.judged) - len(indexes)), causes.GROUP_MISSING)
+        self._skip((in_rows - kept + len(left_out)) * len(indexes), causes.PARTIAL)
+        self._skip((len(scheduled) - in_rows - len(left_out)) * len(indexes), causes.NOT_IN_BATCH)
         self._found(engine, rank, findings)
 
     def _found(self, engine: EngineSide, rank: RankSide | None, findings: list[Finding]) -> None:
@@ -384,13 +392,5 @@ class Replay:
 
     def _drop_half_plan(self, engine: EngineSide, rank: RankSide) -> None:
         if rank.write is not None:
-            self._skip_recorded(engine, rank.write.requests, HALF_PLAN, step_of(rank.write))
+            self._skip_recorded(engine, rank.write.requests, causes.HALF_PLAN, step_of(rank.write))
             rank.write = None
-
-
-def _renumber(finding: Finding, rebuilt: RebuiltPlan) -> None:
-    """Rows and tokens as the batch counted them, not as the rows that could be judged do."""
-    if finding.row is not None:
-        finding.row = int(rebuilt.rows[finding.row])
-    if finding.token_index is not None and finding.token_index < len(rebuilt.tokens):
-        finding.token_index = int(rebuilt.tokens[finding.token_index])

@@ -1,10 +1,21 @@
-"""How many rows of a trace were judged, and why the others were not."""
+"""How many rows of a trace were judged again, and why the others were not."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import msgspec
+
+NO_PLAN = "no plan recorded"
+NO_DECLARATION = "declaration missing"
+NO_INPUT = "worker_input missing"
+HALF_PLAN = "kv.write or kv.read missing"
+DAMAGED = "record contradicts itself"
+LATE = "written after a later step"
+PARTIAL = "table not known from its start"
+NO_TABLE = "table neither recorded nor as declared"
+NOT_IN_BATCH = "not in the batch"
+GROUP_MISSING = "its group has no plan"
 
 
 class RowCoverage(msgspec.Struct, kw_only=True):

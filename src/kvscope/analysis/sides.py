@@ -10,12 +10,13 @@ from kvscope.analysis.pool import FollowedPool, ScheduledPool
 from kvscope.analysis.reader import ProcessLog
 from kvscope.analysis.scene import Scene
 from kvscope.checks.finding import Finding
-from kvscope.events.schema import WriteRecord
+from kvscope.events.plan_schema import WriteRecord
 from kvscope.facts.requests import Declaration
 from kvscope.facts.topology import Topology
 from kvscope.state.advances import DeclaredAdvances, RunnerAdvances
 from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
+from kvscope.state.lifecycle import Lifecycle
 
 
 class RankSide:
@@ -58,6 +59,7 @@ class EngineSide:
         self.topology = topology
         self.judged = [index for index, group in enumerate(topology.groups) if group.judged]
         self.bindings = Bindings(topology)
+        self.lifecycle = Lifecycle()
         self.pool = ScheduledPool(topology, self.bindings)
         self.connector = ConnectorSide(self.bindings)
         self.diary = BlockDiary()
@@ -77,3 +79,5 @@ def distrust(side: RankSide | EngineSide) -> None:
     side.bindings.partial.update(side.bindings.live)
     side.pool.lose()
     side.advances = DeclaredAdvances() if isinstance(side, EngineSide) else None
+    if isinstance(side, EngineSide):
+        side.lifecycle.forgive()

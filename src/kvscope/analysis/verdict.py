@@ -8,7 +8,8 @@ import msgspec
 
 from kvscope.analysis.engines import EngineSetup
 from kvscope.analysis.reader import ProcessLog
-from kvscope.analysis.replay import NO_PLAN, NO_TABLE, Replay
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.row_coverage import NO_PLAN, NO_TABLE
 from kvscope.analysis.tally import FoldedFinding, Key
 from kvscope.checks.catalog import RULES
 

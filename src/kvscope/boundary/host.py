@@ -10,7 +10,7 @@ from ..facts.connector import ConnectorPlan, ConnectorResult, TakenUp
 from ..facts.context_parallel import LocalLengths
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Admission, Declaration, StepRequests, StepResult, Verification
+from ..facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult, Verification
 from .device import Clone
 
 
@@ -77,9 +77,12 @@ class WorkerObserver(Observer, Protocol):
     def expects_no_plan(self) -> bool: ...
 
     @property
+    def due_result(self) -> str | None: ...
+
+    @property
     def is_warming_up(self) -> bool: ...
 
-    def on_input(self, declaration: Declaration, received: StepRequests) -> None: ...
+    def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None) -> None: ...
 
     def on_input_without_declaration(self, received: StepRequests) -> None: ...
 

@@ -4,31 +4,86 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..facts.requests import StepResult
+from ..facts.requests import Declaration, StepResult
 from .connector import read_connector_result, read_taken_up, says_something
 from .scheduler import declaration_of
 
+TRACE = "_kvscope_trace"
+"""Attribute of a ModelRunnerOutput: the trace id of the step in which it was made. It travels back to EngineCore."""
 DUE = "_kvscope_due"
 """Attribute by which an asynchronous result carries who is to be told when it is taken."""
 
 
-def read_result(output: Any) -> StepResult | None:
+_INNER = ("model_runner_output", "_model_runner_output")
+"""Where an asynchronous output has the result that its ``get_output`` will return: V2 ``AsyncOutput`` and
+``AsyncPoolingOutput``, V1 ``AsyncGPUModelRunnerOutput`` and ``AsyncGPUPoolingModelRunnerOutput``.
+"""
+
+_in_order: list[list[int]] = [[]]
+"""``[0, 1, ..]`` of each length that was asked for: what a result's map leads to."""
+
+
+def read_result(output: Any, declaration: Declaration | None = None) -> StepResult | None:
     """Request ids and sampled counts of a result, None where it carries no requests.
 
-    An asynchronous output (V1 ``AsyncGPUModelRunnerOutput``, V2 ``AsyncOutput``) has its ids at once and its tokens
-    only after a copy; ``get_output`` may be called once, so it is left to the host.
+    An asynchronous output has its ids at once and its tokens only after a copy; ``get_output`` may be called once, so
+    it is left to the host. With the ``declaration`` of the step for which it is given a result is looked at in full.
     """
     request_ids = getattr(output, "req_ids", None)
-    if request_ids is not None:
-        sampled = output.sampled_token_ids
-        if sampled:
-            return StepResult(request_ids=tuple(request_ids), sampled_tokens=tuple(map(len, sampled)))
-    else:
-        for name in ("model_runner_output", "_model_runner_output"):
-            request_ids = getattr(getattr(output, name, None), "req_ids", request_ids)
+    if request_ids is None:
+        request_ids = getattr(_carrier(output), "req_ids", None)
         if request_ids is None:
             return None
-    return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
+        return StepResult(request_ids=tuple(request_ids), sampled_tokens=(None,) * len(request_ids))
+    sampled, number = output.sampled_token_ids, len(request_ids)
+    counts: tuple[int | None, ...]
+    if not sampled:  # pooling, or nothing to sample in this step: the host reads it so
+        counts = (None,) * number
+    elif len(sampled) == number:
+        counts = tuple(map(len, sampled))
+    else:
+        counts = (*map(len, sampled[:number]), *(None,) * (number - len(sampled)))
+    if declaration is None:
+        return StepResult(request_ids=tuple(request_ids), sampled_tokens=counts)
+    trace_id, loads = getattr(output, TRACE, ""), output.kv_connector_output
+    return StepResult(
+        request_ids=tuple(request_ids),
+        sampled_tokens=counts,
+        trace_id=trace_id if trace_id != declaration.trace_id and number else None,
+        rows=_rows(output.req_id_to_index, request_ids),
+        lengths=_lengths(number, sampled, output.pooler_output),
+        load_failed=bool(loads is not None and (loads.invalid_block_ids or loads.failed_recving)),
+    )
+
+
+def mark(output: Any, trace_id: str) -> None:
+    """Say in a worker's result in which step it was made. One without requests may be an object that all empty results
+    share (``EMPTY_MODEL_RUNNER_OUTPUT``), and is left alone.
+    """
+    result = output if hasattr(output, "req_ids") else _carrier(output)
+    if getattr(result, "req_ids", None):
+        setattr(result, TRACE, trace_id)
+
+
+def _carrier(output: Any) -> Any:
+    """The result inside an asynchronous output, None if it is none."""
+    return next((inner for name in _INNER if (inner := getattr(output, name, None)) is not None), None)
+
+
+def _rows(mapped: dict[str, int], request_ids: list[str]) -> dict[str, int] | None:
+    number = len(request_ids)
+    while len(_in_order) <= number:
+        _in_order.append(list(range(len(_in_order))))
+    if len(mapped) == number and list(map(mapped.get, request_ids)) == _in_order[number]:
+        return None
+    return dict(mapped)
+
+
+def _lengths(number: int, sampled: Any, pooled: Any) -> dict[str, int] | None:
+    if (not sampled or len(sampled) == number) and (not pooled or len(pooled) == number):
+        return None
+    lists = {"sampled_token_ids": sampled, "pooler_output": pooled}
+    return {name: len(entries) for name, entries in lists.items() if entries}
 
 
 def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -43,7 +98,7 @@ def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None
     transfers = getattr(output, "kv_connector_output", None)
     if transfers is not None and says_something(transfers):
         observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))
-    observer.on_update(declaration, read_result(output))
+    observer.on_update(declaration, read_result(output, declaration))
 
 
 def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:

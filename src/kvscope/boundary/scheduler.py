@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..facts.requests import Declaration, StepRequests
+from ..facts.requests import Declaration, Drafts, StepRequests
 
 DECLARATION = "_kvscope_declaration"
 """Attribute of a SchedulerOutput; plain attributes survive the trip to the workers."""
@@ -56,6 +56,22 @@ def _new_as_declared(new: Any, declared: StepRequests) -> bool:
         and [request.block_ids for request in new] == declared.new_blocks
         and [request.num_computed_tokens for request in new] == declared.new_computed
     )
+
+
+def drafts_otherwise(scheduler_output: Any, declaration: Declaration) -> Drafts | None:
+    """The draft tokens of a SchedulerOutput as it arrived, None where they are as declared. Without any it costs
+    nothing. How many of them are invalid is filled in only where the scheduler has the output back from the worker
+    (``update_draft_token_ids_in_output``).
+    """
+    drafts, invalid = scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_invalid_spec_tokens
+    if not (drafts or invalid or declaration.spec_tokens or declaration.invalid_spec_tokens):
+        return None
+    received = Drafts(
+        spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()},
+        invalid_spec_tokens=dict(invalid or ()),
+    )
+    declared = Drafts(spec_tokens=declaration.spec_tokens, invalid_spec_tokens=declaration.invalid_spec_tokens)
+    return None if received == declared else received
 
 
 def declared_requests(scheduler_output: Any) -> StepRequests:

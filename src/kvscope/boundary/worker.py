@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from .context_parallel import read_local_lengths
-from .results import DUE, read_result
-from .scheduler import DECLARATION, arrived_as_declared, declaration_of, received_requests
+from .results import DUE, mark, read_result
+from .scheduler import DECLARATION, arrived_as_declared, declaration_of, drafts_otherwise, received_requests
 
 
 def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     declaration = declaration_of(scheduler_output)
-    if declaration is not None and arrived_as_declared(scheduler_output, declaration.requests):
-        observer.on_input(declaration, declaration.requests)
+    if declaration is not None:
+        as_declared = arrived_as_declared(scheduler_output, declaration.requests)
+        received = declaration.requests if as_declared else received_requests(scheduler_output)
+        observer.on_input(declaration, received, drafts_otherwise(scheduler_output, declaration))
         return
     received = received_requests(scheduler_output)
-    if declaration is not None:
-        observer.on_input(declaration, received)
-    elif getattr(scheduler_output, DECLARATION, None) is None:
+    if getattr(scheduler_output, DECLARATION, None) is None:
         observer.on_input_without_declaration(received)
     else:
         observer.on_input_unobserved(received)
@@ -42,6 +42,9 @@ def after_sample(observer: Any, worker: Any, args: Any, kwargs: Any, result: Any
 
 
 def _hand_back(observer: Any, result: Any) -> None:
+    trace_id = observer.due_result
+    if trace_id is not None:
+        mark(result, trace_id)
     observer.on_result(read_result(result))
     if observer.reads_host_tensors:
         return

@@ -1,4 +1,4 @@
-"""C1, C4 and C6 on the declaration itself, judged in EngineCore before anything is sent to a worker."""
+"""C1, C4, C6 and L on the declaration itself, judged in EngineCore before anything is sent to a worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ class BindView(msgspec.Struct, frozen=True, kw_only=True):
     ledger: BlockLedger | None = None
 
     def deltas(self) -> Iterator[tuple[str, BlockIds]]:
-        """Every request that was given blocks in this step, with exactly those blocks."""
+        """Every request that was given blocks in this step, with exactly those blocks of the pool's groups."""
+        groups = len(self.bindings.topology.groups)
+        for request_id, delta in self.lists():
+            yield request_id, delta[:groups]
+
+    def lists(self) -> Iterator[tuple[str, BlockIds]]:
+        """The same, with every list that was declared."""
         requests = self.declaration.requests
         yield from zip(requests.new_ids, requests.new_blocks, strict=True)
         for request_id, delta in zip(requests.cached_ids, requests.cached_blocks, strict=True):
@@ -187,4 +193,35 @@ def bind_block_shortfall(view: BindView) -> Iterator[Finding]:
             yield finding
 
 
-BIND_RULES = (bind_block_out_of_range, bind_null_block_declared, bind_duplicate_block, bind_block_shortfall)
+@rule(
+    check="L",
+    severity="error",
+    rank=r.SHORT,
+    title="a request is given more or fewer block lists than there are groups",
+    fires="The number of block lists of a request that is given blocks in this step is not the number of the pool's "
+    "KV-cache groups.",
+    silent="Empty lists: a group may have nothing new.",
+    sources=("the scheduler's declared blocks", "the groups of the pool"),
+    proves_not="Which group lacks its list; all that is compared is how many there are.",
+)
+def bind_group_count_mismatch(view: BindView) -> Iterator[Finding]:
+    groups = len(view.bindings.topology.groups)
+    for request_id, lists in view.lists():
+        if len(lists) != groups:
+            yield Finding(
+                reason="",
+                step=view.declaration.step,
+                trace_id=view.declaration.trace_id,
+                request_id=request_id,
+                expected=groups,
+                actual=len(lists),
+            )
+
+
+BIND_RULES = (
+    bind_block_out_of_range,
+    bind_null_block_declared,
+    bind_duplicate_block,
+    bind_block_shortfall,
+    bind_group_count_mismatch,
+)

@@ -12,12 +12,14 @@ from .dummy import DUMMY_RULES
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES
 from .initialized import INITIALIZED_RULES
+from .lifecycle import LIFECYCLE_RULES
 from .lifetime import LIFETIME_RULES
 from .lists import LIST_RULES
 from .operator import OPERATOR_RULES
 from .ownership import OWNERSHIP_RULES
 from .pool import POOL_RULES
 from .read import READ_RULES
+from .results import RESULT_RULES
 from .row import GROUP_RULES, ROW_RULES
 from .rule import Rule
 from .write import WRITE_RULES
@@ -28,6 +30,7 @@ RULES: dict[str, Rule] = {
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        LIFECYCLE_RULES,
         RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
@@ -48,6 +51,7 @@ RULES: dict[str, Rule] = {
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,
+        RESULT_RULES,
         DRAFT_RULES,
     )
     for function in family

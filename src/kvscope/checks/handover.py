@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..facts.requests import BlockIds, BlockWork, Declaration, StepRequests
+from ..facts.requests import BlockIds, BlockWork, Declaration, Drafts, StepRequests
 from ..state.bindings import Bindings
 from . import rule as r
 from .finding import Finding
@@ -18,8 +18,9 @@ class HandoverView(msgspec.Struct, frozen=True, kw_only=True):
     """A SchedulerOutput as a worker received it, beside the declaration attached to it.
 
     ``declaration`` is None where nothing was attached. ``batch`` is None at the worker's door and holds the request
-    ids of the batch once the runner has built it. ``work`` is None but for blocks that were cleared or copied, which
-    ``bindings`` say whose they are.
+    ids of the batch once the runner has built it. ``drafts`` are as received, None where they are as declared.
+    ``previous_step`` is the step whose message came before, None where that is the one before or is not known.
+    ``work`` is None but for blocks that were cleared or copied, which ``bindings`` say whose they are.
     """
 
     step: int
@@ -27,6 +28,8 @@ class HandoverView(msgspec.Struct, frozen=True, kw_only=True):
     declaration: Declaration | None
     received: StepRequests
     batch: list[str] | None = None
+    drafts: Drafts | None = None
+    previous_step: int | None = None
     work: BlockWork | None = None
     bindings: Bindings | None = None
 
@@ -135,6 +138,47 @@ def handover_delta_mismatch(view: HandoverView) -> Iterator[Finding]:
         yield finding
 
 
+@rule(
+    check="L",
+    severity="error",
+    rank=r.LENGTH,
+    title="the worker was given other draft tokens than declared",
+    fires="How many draft tokens a request was given, or how many of them are invalid, differs between declaration and "
+    "SchedulerOutput.",
+    silent="Which tokens they are; drafts that the worker itself makes up, or leaves out, after it was told.",
+    sources=(r.RECEIVED, "the scheduler's declaration"),
+    proves_not="Where between scheduler and worker the message changed.",
+)
+def handover_spec_mismatch(view: HandoverView) -> Iterator[Finding]:
+    if view.declaration is None or view.drafts is None:
+        return
+    declared, received = view.declaration, view.drafts
+    invalid = _changed(declared.invalid_spec_tokens, received.invalid_spec_tokens)
+    for what, changed in (
+        ("draft tokens", _changed(declared.spec_tokens, received.spec_tokens)),
+        ("invalid draft tokens", invalid),
+    ):
+        for request_id in sorted(changed):
+            expected, actual = changed[request_id]
+            yield _finding(view, request_id, f"{what} {expected}", f"{what} {actual}")
+
+
+@rule(
+    check="L",
+    severity="error",
+    rank=r.OTHER,
+    title="a step reached the worker out of turn",
+    fires="The number of the step that arrived is not the one after the highest that had arrived: a step is missing, "
+    "comes late, or comes twice.",
+    silent="The first step that a worker sees; the one after a step that was not observed or came without declaration.",
+    sources=("the step number on the SchedulerOutput that arrived", "the step numbers that had arrived before"),
+    proves_not="That the steps before were lost: they may still come.",
+)
+def handover_out_of_order(view: HandoverView) -> Iterator[Finding]:
+    if view.previous_step is not None:
+        yield _finding(view, None, f"step {view.previous_step + 1}", f"step {view.step}")
+
+
 def _work_mismatch(view: HandoverView, work: BlockWork) -> Iterator[Finding]:
     told: dict[int | tuple[int, int], None] = dict.fromkeys(work.declared or ())
     done: dict[int | tuple[int, int], None] = dict.fromkeys(work.cleared or work.copied or ())
@@ -203,4 +247,10 @@ def _changed(declared: dict[str, int], received: dict[str, int]) -> dict[str, tu
     }
 
 
-HANDOVER_RULES = (handover_missing, handover_request_mismatch, handover_delta_mismatch)
+HANDOVER_RULES = (
+    handover_missing,
+    handover_out_of_order,
+    handover_request_mismatch,
+    handover_spec_mismatch,
+    handover_delta_mismatch,
+)

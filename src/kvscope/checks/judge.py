@@ -8,7 +8,7 @@ from ..facts.allocator import PoolOperation
 from ..facts.connector import PlannedReceive, TakenUp
 from ..facts.context_parallel import ContextParallel
 from ..facts.plans import PAD_SLOT, DummyRun, Plan
-from ..facts.requests import BlockWork, Declaration, StepRequests, Verification
+from ..facts.requests import BlockWork, Declaration, Drafts, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
 from ..state.advances import Advance
 from ..state.bindings import Bindings
@@ -16,6 +16,7 @@ from ..state.block_audit import Difference
 from ..state.blocks import BlockLedger
 from ..state.holds import Held
 from ..state.legality import Legality
+from ..state.lifecycle import Lifecycle
 from ..state.transfers import Completion, FailedLoad
 from . import past
 from .audit import BOOKS_RULES, BooksView, aliases
@@ -37,6 +38,7 @@ from .finding import Finding
 from .generation import GENERATION_RULES
 from .handover import HANDOVER_RULES, HandoverView
 from .initialized import INITIALIZED_RULES
+from .lifecycle import LIFECYCLE_RULES, LifecycleView
 from .lifetime import LIFETIME_RULES, LifetimeView
 from .lists import LIST_RULES, lists_agree
 from .operator import OPERATOR_RULES, OperatorView
@@ -44,6 +46,7 @@ from .ownership import OWNERSHIP_RULES
 from .plan_view import GroupView, StepView
 from .pool import POOL_RULES, PoolView, pool_agrees
 from .read import READ_RULES
+from .results import RESULT_RULES, ResultView, result_agrees
 from .row import GROUP_RULES, ROW_RULES
 from .rule import Part, RuleFunction, Subject, is_read
 from .settled import differences_after, settled_agrees
@@ -68,12 +71,28 @@ def judge_bind(
     return findings
 
 
-def judge_handover(declaration: Declaration, received: StepRequests, parts: Parts) -> list[Finding]:
-    """Judge what a worker received. Equal sides (one comparison) cannot fire."""
-    if declaration.requests == received:
+def judge_lifecycle(declaration: Declaration, lifecycle: Lifecycle, parts: Parts) -> list[Finding]:
+    """Judge a declaration that ``lifecycle`` has just taken."""
+    return _merged(_fired(LIFECYCLE_RULES, LifecycleView(declaration=declaration, lifecycle=lifecycle), parts))
+
+
+def judge_handover(
+    declaration: Declaration,
+    received: StepRequests,
+    parts: Parts,
+    drafts: Drafts | None = None,
+    previous_step: int | None = None,
+) -> list[Finding]:
+    """Judge what a worker received, and when (see :class:`HandoverView`). Equal sides cannot fire."""
+    if drafts is None and previous_step is None and declaration.requests == received:
         return []
     view = HandoverView(
-        step=declaration.step, trace_id=declaration.trace_id, declaration=declaration, received=received
+        step=declaration.step,
+        trace_id=declaration.trace_id,
+        declaration=declaration,
+        received=received,
+        drafts=drafts,
+        previous_step=previous_step,
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
 
@@ -141,6 +160,13 @@ def judge_batch(declaration: Declaration, plan: Plan, parts: Parts) -> list[Find
         batch=plan.request_ids,
     )
     return _merged(_fired(HANDOVER_RULES, view, parts))
+
+
+def judge_result(declaration: Declaration, result: StepResult, parts: Parts) -> list[Finding]:
+    """Judge what EngineCore is given for a step with work, before it takes effect."""
+    if result_agrees(declaration, result):
+        return []
+    return _merged(_fired(RESULT_RULES, ResultView(declaration=declaration, result=result), parts))
 
 
 def judge_plan(step: StepView, groups: Sequence[GroupView], parts: Parts) -> list[Finding]:

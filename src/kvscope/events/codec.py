@@ -31,6 +31,7 @@ from kvscope.events.requests import (
     admission_record,
     bind_record,
     declaration_from,
+    drafts_from,
     received_from,
     result_from,
     result_record,
@@ -54,6 +55,7 @@ __all__ = [
     "context_record",
     "coverage_record",
     "declaration_from",
+    "drafts_from",
     "dummy_from",
     "dummy_record",
     "enabled_record",
@@ -254,9 +256,9 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
 
     ``frontend_admit`` takes an Admission, ``dummy`` a DummyRun, ``cp_context`` a fact of context parallelism,
     ``worker_result`` and ``update_input`` a StepResult, ``zero`` and ``copy`` a BlockWork, ``spec_post`` a
-    Verification; ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None);
-    ``connector_plan`` a ConnectorPlan, ``connector_result`` a ConnectorResult, and ``connector_taken_up``, which is of
-    that kind as well, a sequence of TakenUp.
+    Verification; ``worker_input`` takes anything with ``received`` and ``declared`` (StepRequests, the latter or None),
+    ``drafts`` (Drafts or None) and ``previous_step``; ``connector_plan`` a ConnectorPlan, ``connector_result`` a
+    ConnectorResult, and ``connector_taken_up``, which is of that kind as well, a sequence of TakenUp.
 
     Raises:
         ValueError: there is no such kind.
@@ -264,7 +266,9 @@ def boundary_record(kind: str, fact: Any, names: RequestNames = PLAIN) -> Bounda
     if kind == "frontend_admit":
         return admission_record(fact, names)
     if kind == "worker_input":
-        return worker_input_record(fact.received, fact.declared, names)
+        return worker_input_record(
+            fact.received, fact.declared, names, drafts=fact.drafts, previous_step=fact.previous_step
+        )
     if kind == "dummy":
         return dummy_record(fact)
     if kind == CP_CONTEXT:

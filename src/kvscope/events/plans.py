@@ -9,8 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from kvscope.events.envelope import Runs, given
 from kvscope.events.names import PLAIN, RequestNames, known
+from kvscope.events.plan_schema import ReadRecord, TableRow, WriteRecord
 from kvscope.events.ranges import Integers, from_ranges, from_runs, to_ranges, to_runs
-from kvscope.events.schema import BoundaryRecord, ReadRecord, TableRow, WriteRecord
+from kvscope.events.schema import BoundaryRecord
 from kvscope.facts.plans import AgreedPlan, DummyRun, GroupSnapshot, Int32, Int64, PersistentSlots, PlanSnapshot
 
 

@@ -18,6 +18,7 @@ from kvscope.facts.requests import (
     BlockIds,
     BlockWork,
     Declaration,
+    Drafts,
     StepRequests,
     StepResult,
     Verification,
@@ -29,7 +30,8 @@ def bind_record(declaration: Declaration, names: RequestNames = PLAIN) -> BindRe
     have records of their own, and the kv.bind says how many.
     """
     requests = declaration.requests
-    listed, unlisted = _bound(requests, names, declaration)
+    drafts = Drafts(spec_tokens=declaration.spec_tokens, invalid_spec_tokens=declaration.invalid_spec_tokens)
+    listed, unlisted = _bound(requests, names, drafts, declaration)
     return BindRecord(
         trace_id=declaration.trace_id,
         step=declaration.step,
@@ -100,12 +102,21 @@ def admission_from(record: BoundaryRecord) -> Admission:
 
 
 def worker_input_record(
-    received: StepRequests, declared: StepRequests | None, names: RequestNames = PLAIN
+    received: StepRequests,
+    declared: StepRequests | None,
+    names: RequestNames = PLAIN,
+    *,
+    drafts: Drafts | None = None,
+    previous_step: int | None = None,
 ) -> BoundaryRecord:
     """What arrived in the worker. It is spelled out only where it differs from what the scheduler declared."""
-    if received is declared or received == declared:
-        return BoundaryRecord(kind="worker_input", as_declared=True)
-    listed, unlisted = _bound(received, names, None)
+    previous = or_absent(previous_step)
+    if drafts is None and (received is declared or received == declared):
+        return BoundaryRecord(kind="worker_input", as_declared=True, previous_step=previous)
+    listed, unlisted = _bound(received, names, drafts)
+    if drafts is not None:
+        for entry in (*listed, *unlisted):  # 0, so that they are told from those that are as declared
+            entry.spec_tokens = given(entry.spec_tokens, 0)
     return BoundaryRecord(
         kind="worker_input",
         as_declared=False if declared is not None else UNSET,
@@ -113,6 +124,20 @@ def worker_input_record(
         unlisted=unlisted or UNSET,
         finished=names.of(sorted(received.finished)),
         preempted=names.of(sorted(received.preempted)),
+        previous_step=previous,
+    )
+
+
+def drafts_from(record: BoundaryRecord) -> Drafts | None:
+    """The drafts that arrived in the worker, None where they were as declared."""
+    entries = [*given(record.requests, []), *given(record.unlisted, [])]
+    if record.as_declared is not False or all(entry.spec_tokens is UNSET for entry in entries):
+        return None
+    return Drafts(
+        spec_tokens={known(entry.request_id): n for entry in entries if (n := given(entry.spec_tokens, 0))},
+        invalid_spec_tokens={
+            known(entry.request_id): n for entry in entries if (n := given(entry.invalid_spec_tokens, 0))
+        },
     )
 
 
@@ -133,17 +158,34 @@ def received_from(record: BoundaryRecord, declared: StepRequests | None) -> Step
 
 def result_record(kind: str, result: StepResult, names: RequestNames = PLAIN) -> BoundaryRecord:
     """``kind`` is ``worker_result`` or ``update_input``."""
-    return BoundaryRecord(
+    record = BoundaryRecord(
         kind=kind,
         result_requests=names.of(result.request_ids),
         sampled_tokens=list(result.sampled_tokens),
     )
+    if result.trace_id is not None:
+        record.result_trace_id = result.trace_id or None
+    if result.rows is not None:
+        record.mapped_requests = names.of(list(result.rows))
+        record.mapped_rows = list(result.rows.values())
+    if result.lengths is not None:
+        record.result_lengths = dict(result.lengths)
+    if result.load_failed:
+        record.load_failed = True
+    return record
 
 
 def result_from(record: BoundaryRecord) -> StepResult:
+    trace_id, mapped = record.result_trace_id, record.mapped_requests
     return StepResult(
         request_ids=tuple(known(name) for name in given(record.result_requests, [])),
         sampled_tokens=tuple(given(record.sampled_tokens, [])),
+        trace_id=None if isinstance(trace_id, UnsetType) else trace_id or "",
+        rows=None
+        if isinstance(mapped, UnsetType)
+        else dict(zip(map(known, mapped), given(record.mapped_rows, []), strict=True)),
+        lengths=given(record.result_lengths, None),
+        load_failed=given(record.load_failed, False),
     )
 
 
@@ -194,7 +236,7 @@ def verification_from(record: BoundaryRecord) -> Verification:
 
 
 def _bound(
-    requests: StepRequests, names: RequestNames, declaration: Declaration | None
+    requests: StepRequests, names: RequestNames, drafts: Drafts | None, declaration: Declaration | None = None
 ) -> tuple[list[BoundRequest], list[BoundRequest]]:
     """The requests that are listed as new or cached, and those that only turn up elsewhere."""
     scheduled, resumed = requests.scheduled, requests.resumed
@@ -234,7 +276,7 @@ def _bound(
         )
     ]
     listed_ids = [*requests.new_ids, *requests.cached_ids]
-    unlisted_ids = _mentioned_elsewhere(requests, declaration, listed_ids)
+    unlisted_ids = _mentioned_elsewhere(requests, drafts, listed_ids)
     unlisted = [
         BoundRequest(
             request_id=names(request_id),
@@ -243,19 +285,17 @@ def _bound(
         )
         for request_id in unlisted_ids
     ]
-    if declaration is not None and (declaration.spec_tokens or declaration.invalid_spec_tokens):
+    if drafts is not None and (drafts.spec_tokens or drafts.invalid_spec_tokens):
         for request_id, entry in zip([*listed_ids, *unlisted_ids], [*listed, *unlisted], strict=True):
-            entry.spec_tokens = declaration.spec_tokens.get(request_id, UNSET)
-            entry.invalid_spec_tokens = declaration.invalid_spec_tokens.get(request_id, UNSET)
+            entry.spec_tokens = drafts.spec_tokens.get(request_id, UNSET)
+            entry.invalid_spec_tokens = drafts.invalid_spec_tokens.get(request_id, UNSET)
     return listed, unlisted
 
 
-def _mentioned_elsewhere(
-    requests: StepRequests, declaration: Declaration | None, listed_ids: Iterable[str]
-) -> list[str]:
+def _mentioned_elsewhere(requests: StepRequests, drafts: Drafts | None, listed_ids: Iterable[str]) -> list[str]:
     """The requests that are named somewhere without being listed as new or cached, sorted."""
-    drafts = [] if declaration is None else [*declaration.spec_tokens, *declaration.invalid_spec_tokens]
-    mentioned = {*requests.scheduled, *drafts}.difference(listed_ids)
+    drafted = [] if drafts is None else [*drafts.spec_tokens, *drafts.invalid_spec_tokens]
+    mentioned = {*requests.scheduled, *drafted}.difference(listed_ids)
     mentioned |= requests.resumed.difference(requests.cached_ids)
     return sorted(mentioned)
 

@@ -21,6 +21,7 @@ from kvscope.events.context_schema import ContextSizes, RankCoordinates
 from kvscope.events.coverage_schema import CoverageRecord, ErrorRecord
 from kvscope.events.envelope import ENVELOPE_REQUIRED, PROCESSES, SCHEMA, Count, Envelope, Ranges, RequestId, Runs
 from kvscope.events.finding_schema import ViolationRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
 from kvscope.events.pool_schema import POOL_RECORDS, PoolEvent
 
 # kv.enabled -----------------------------------------------------------------------------------------------------------
@@ -147,74 +148,6 @@ class BindRecord(Envelope, kw_only=True, tag="kv.bind"):
     unlisted: list[BoundRequest] | UnsetType = UNSET
 
 
-# kv.write and kv.read -------------------------------------------------------------------------------------------------
-
-
-class WriteRecord(Envelope, kw_only=True, tag="kv.write"):
-    """Where the runner is about to write the KV of this step's tokens. Left out in compact where
-
-    - ``last_position`` is ``first_position + query_len - 1``, ``computed_before`` is ``first_position``, and
-      ``seq_len`` is ``computed_before + query_len``;
-    - ``positions`` are consecutive in every row (``positions_consecutive`` says so where they are spelled out);
-    - ``padding_enabled`` (padding slots that would be written) is empty in every group;
-    - ``target_blocks`` follow from ``slots`` and the block size (absent, too, where that is unknown);
-    - ``coordinates`` is ``global`` (``local``: slots within a context-parallel rank's share of the blocks),
-      ``is_dummy`` false, ``exact`` true. Not exact: the host itself only has an upper bound of the computed tokens, so
-      that positions and lengths are not judged.
-
-    ``slots_rest`` and ``positions_rest`` are what lies behind the last row, where the rows do not cover everything.
-    ``first_offset`` is where the query offsets begin; left out where that is 0, as in any sound plan.
-    """
-
-    requests: list[RequestId]
-    groups: list[int]
-    num_tokens: int
-    graph_mode: str
-    query_len: list[int]
-    first_position: list[int]
-    slots: list[list[Runs]]
-    padding_slots: list[int]
-    last_position: list[int] | UnsetType = UNSET
-    computed_before: list[int] | UnsetType = UNSET
-    seq_len: list[int] | UnsetType = UNSET
-    positions: list[Runs] | UnsetType = UNSET
-    positions_rest: Runs | UnsetType = UNSET
-    positions_consecutive: bool | UnsetType = UNSET
-    slots_rest: list[Runs] | UnsetType = UNSET
-    padding_enabled: list[Runs] | UnsetType = UNSET
-    target_blocks: list[list[Runs]] | UnsetType = UNSET
-    coordinates: Annotated[str, Meta(extra_json_schema={"enum": ["global", "local"]})] | UnsetType = UNSET
-    is_dummy: bool | UnsetType = UNSET
-    exact: bool | UnsetType = UNSET
-    first_offset: int | UnsetType = UNSET
-
-
-class TableRow(msgspec.Struct, kw_only=True):
-    """The judged entries of one row's block table: ``window_skipped .. blocks_needed``."""
-
-    row: int
-    blocks: Ranges
-
-
-class ReadRecord(Envelope, kw_only=True, tag="kv.read"):
-    """What attention is about to read through. It belongs to the kv.write of the same step and process.
-
-    ``digest`` stands for the judged entries of each row; ``tables`` spells out those rows of each group that differ
-    from the declaration, in full all of them. ``tail_ignored`` is how many entries the table has beyond
-    ``blocks_needed`` (negative: how many it lacks). Left out in compact where ``seq_len`` is the kv.write's, where
-    ``window_skipped`` or ``tail_ignored`` is zero throughout, and where no table is spelled out.
-    """
-
-    requests: list[RequestId]
-    groups: list[int]
-    blocks_needed: list[list[int]]
-    digest: list[list[Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]]]
-    seq_len: list[int] | UnsetType = UNSET
-    window_skipped: list[list[int]] | UnsetType = UNSET
-    tail_ignored: list[list[int]] | UnsetType = UNSET
-    tables: list[list[TableRow]] | UnsetType = UNSET
-
-
 # kv.boundary ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +155,8 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     """Something passed a named seam. Which fields there are depends on ``kind``:
 
     - ``frontend_admit``: ``client_request_id`` (what the client saw), ``request_id`` (the engine's), ``child_index``;
-    - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind;
+    - ``worker_input``: ``as_declared``; where that is false, what arrived instead, spelled as in kv.bind (draft tokens
+      only where they differ, and then of every request); ``previous_step`` came before, if not the one before;
     - ``zero``, ``copy``: ``as_declared``, whether the worker cleared, or copied, what was declared; where that is
       false, what it did instead, in ``zero_blocks`` or ``copies``;
     - ``spec_post``: what the runner counted of the drafts of a step, by row: ``requests_verified`` in batch order,
@@ -233,7 +167,10 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
       are their places in the buffer and ``persistent_enabled[group]`` their slots. ``warm_up``, absent for no: the
       worker made up requests, whose tokens are stored;
     - ``worker_result``, ``update_input``: ``result_requests`` in result order and ``sampled_tokens``, how many tokens
-      each got (null: the result does not say yet);
+      each got (null: the result does not say yet). Only where an ``update_input`` is not as it should be:
+      ``result_trace_id``, the step in which the result was made (null: it does not say); ``mapped_requests`` and
+      ``mapped_rows``, where its own map leads; ``result_lengths`` of its lists, by name; ``load_failed``, if blocks or
+      requests could not be loaded;
     - ``cp_context``: ``coordinates`` of a rank, with the ``groups`` whose tokens are dealt out; or, where they are not
       what follows from the declaration, of one step the local rows, ``local_requests`` with ``local_lengths`` each, or
       with ``query_len``, ``seq_len``, ``positions`` and the ``writers`` of the gathered keys and values (the token of
@@ -273,6 +210,12 @@ class BoundaryRecord(Envelope, kw_only=True, tag="kv.boundary"):
     warm_up: bool | UnsetType = UNSET
     result_requests: list[RequestId] | UnsetType = UNSET
     sampled_tokens: list[int | None] | UnsetType = UNSET
+    result_trace_id: str | UnsetType | None = UNSET
+    mapped_requests: list[RequestId] | UnsetType = UNSET
+    mapped_rows: list[int] | UnsetType = UNSET
+    result_lengths: dict[str, int] | UnsetType = UNSET
+    load_failed: bool | UnsetType = UNSET
+    previous_step: Count | UnsetType = UNSET
     coordinates: RankCoordinates | UnsetType = UNSET
     local_requests: list[RequestId] | UnsetType = UNSET
     local_lengths: list[int] | UnsetType = UNSET

@@ -69,6 +69,15 @@ class StepRequests(msgspec.Struct, kw_only=True, gc=False):
         )
 
 
+class Drafts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How many draft tokens each request was given, and how many of them are invalid; only of requests that have some.
+    ``SchedulerOutput.scheduled_spec_decode_tokens`` and ``num_invalid_spec_tokens``: counts, never token ids.
+    """
+
+    spec_tokens: dict[str, int]
+    invalid_spec_tokens: dict[str, int]
+
+
 class Declaration(msgspec.Struct, kw_only=True, gc=False):
     """What the scheduler declared for one step: a deep copy, taken as ``Scheduler.schedule()`` returned.
 
@@ -121,10 +130,20 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came back for one step: ids in result order, and how many tokens were sampled for each.
 
     ``sampled_tokens[i]`` is None where the result does not say (an asynchronous output before its copy is done).
+
+    The rest is None in a result that is as it should be. ``trace_id`` is that of the step in which the worker made the
+    result, if it is not the step for which the result is given (empty: the result does not say). ``rows`` is the
+    result's own map from request to row, if it does not lead to the order of ``request_ids``. ``lengths`` are those of
+    the result's lists that should have one entry a request, by their names, if one of them has not. ``load_failed``: it
+    says that blocks or requests could not be loaded, so that the scheduler may let tokens be computed again.
     """
 
     request_ids: tuple[str, ...]
     sampled_tokens: tuple[int | None, ...]
+    trace_id: str | None = None
+    rows: dict[str, int] | None = None
+    lengths: dict[str, int] | None = None
+    load_failed: bool = False
 
 
 class Verification(msgspec.Struct, kw_only=True, gc=False):

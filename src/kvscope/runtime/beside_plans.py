@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from ..checks.finding import Finding
-from ..facts.requests import Declaration, Verification
+from ..facts.requests import Declaration, Drafts, StepRequests, Verification
+from ..sinks.kinds import WorkerInput
 from ..state.bindings import Bindings
 from .block_work import BlockWorkFollower
 from .drafts import DraftFollower
@@ -30,6 +31,24 @@ class BesidePlans(ABC):
     @abstractmethod
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Record findings, and act on them."""
+
+    @property
+    def due_result(self) -> str | None:
+        """The trace id of the step whose result has not been given back yet, None if it is not known."""
+        return self._result_of.trace_id if self._result_of is not None else None
+
+    def _put_input(
+        self, declaration: Declaration, received: StepRequests, drafts: Drafts | None, previous_step: int | None
+    ) -> None:
+        self._run.stream.put(
+            "worker_input",
+            WorkerInput(received=received, declared=declaration.requests, drafts=drafts, previous_step=previous_step),
+            component="worker",
+            boundary="worker_input",
+            step=declaration.step,
+            trace_id=declaration.trace_id,
+            approx_bytes=512 + declaration.requests.table_bytes,
+        )
 
     def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None:
         """The seams through which the runner tells what it clears and copies, None where it cannot."""

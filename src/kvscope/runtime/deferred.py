@@ -21,7 +21,7 @@ from ..errors import ViolationError
 from ..facts.context_parallel import LocalLengths
 from ..facts.operators import OperatorArguments
 from ..facts.plans import DummyRun, Plan
-from ..facts.requests import Declaration, StepRequests, StepResult, Verification
+from ..facts.requests import Declaration, Drafts, StepRequests, StepResult, Verification
 from ..facts.topology import Topology
 from .run import Run
 from .worker import WorkerJudge
@@ -89,6 +89,7 @@ class DeferredJudge:
         self.judge = judge
         self.has_begun = False
         self._has_work = self._in_step = False
+        self._due_result: str | None = None
         self._waiting: deque[_Call] = deque()
         self._number = 0
         self._ordering = threading.Lock()
@@ -125,19 +126,25 @@ class DeferredJudge:
         """Whether slots made now are those of requests that the worker has made up, before the first step."""
         return not (self._in_step or self.has_begun)
 
-    def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+    @property
+    def due_result(self) -> str | None:
+        """As of the step that is being launched."""
+        return self._due_result
+
+    def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
         self.has_begun, self._in_step, self._has_work = True, True, not declaration.is_empty
+        self._due_result = declaration.trace_id
         kept = received if received is declaration.requests else received.copy()
-        self._tell(self.judge.on_input, declaration, kept)
+        self._tell(self.judge.on_input, declaration, kept, drafts)
         self._hold_bounds()
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
-        self._in_step, self._has_work = True, False
+        self._in_step, self._has_work, self._due_result = True, False, None
         self._tell(self.judge.on_input_without_declaration, received.copy())
         self._hold_bounds()
 
     def on_input_unobserved(self, received: StepRequests) -> None:
-        self._in_step, self._has_work = True, False
+        self._in_step, self._has_work, self._due_result = True, False, None
         self._tell(self.judge.on_input_unobserved, received.copy())
         self._hold_bounds()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ..checks.finding import Finding
-from ..checks.judge import judge_advances, judge_bind
+from ..checks.judge import judge_advances, judge_bind, judge_lifecycle, judge_result
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -16,6 +16,7 @@ from ..facts.topology import Topology
 from ..logs import say
 from ..state.advances import DeclaredAdvances
 from ..state.bindings import Bindings
+from ..state.lifecycle import Lifecycle
 from .connector import ConnectorJudge
 from .isolation import Isolation, take_due
 from .pool import UNSEEN_STEP, PoolJudge
@@ -38,6 +39,7 @@ class EngineJudge:
     def __init__(self, run: Run, topology: Topology) -> None:
         self._run = run
         self._bindings = Bindings(topology, doubts=True)
+        self._lifecycle = Lifecycle()
         self.pool = PoolJudge(run, topology, self._bindings) if "kv_guard_config" in run.parts else None
         self.connector: ConnectorJudge | None = None
         self.isolation: Isolation | None = None
@@ -98,14 +100,16 @@ class EngineJudge:
             declaration.after_unseen = True
             self._advances = DeclaredAdvances()
             self._bindings.partial.update(self._bindings.live)
+            self._lifecycle.forgive()
         if pool is not None:
             pool.hand_over(declaration)
         self._bindings.apply(requests)
+        is_doubtful = self._lifecycle.take(declaration)
         if declaration.total_num_scheduled_tokens == 0:
             run.coverage.empty_steps += 1
             # Its word on who finished or was preempted, and on what the pool did until then, is needed to replay
             # the steps that follow.
-            if not (requests.finished or requests.preempted or declaration.operations):
+            if not (requests.finished or requests.preempted or declaration.operations or is_doubtful):
                 if pool is not None and pool.declare(declaration):
                     self._record(declaration)
                 return
@@ -119,10 +123,12 @@ class EngineJudge:
             wrong = self._advances.declare(declaration)
             if wrong:
                 run.report(judge_advances(declaration, wrong, run.parts), "scheduler", "schedule")
-        if not (self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
+        if not (is_doubtful or self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
             return
         ledger = pool.ledger if pool is not None and pool.lost is None else None
         findings = judge_bind(declaration, self._bindings, run.parts, ledger)
+        if is_doubtful:
+            findings += judge_lifecycle(declaration, self._lifecycle, run.parts)
         if findings:
             run.report(findings, "scheduler", "schedule", ledger=ledger)
             self._refuse_fatal(findings)
@@ -173,9 +179,8 @@ class EngineJudge:
     def on_update(self, declaration: Declaration | None, result: StepResult | None) -> None:
         run = self._run
         step = declaration.step if declaration is not None else self._step
-        if declaration is not None and declaration.total_num_scheduled_tokens:
-            result = result or _NOTHING
-            run.coverage.answer(step)
+        result = result or _NOTHING
+        if declaration is not None and (declaration.total_num_scheduled_tokens or result.load_failed):
             run.stream.put(
                 "update_input",
                 result,
@@ -185,14 +190,25 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
-            if self.pool is not None:
-                self.pool.confirm(declaration, result)
-            if declaration.spec_tokens:
-                self._advances.returned(declaration, result)
+            self._lifecycle.confirm(declaration, result)
+            if declaration.total_num_scheduled_tokens:
+                run.coverage.answer(step)
+                self._judge_result(declaration, result)
+                if self.pool is not None:
+                    self.pool.confirm(declaration, result)
+                if declaration.spec_tokens:
+                    self._advances.returned(declaration, result)
         if self._latched is not None or self._mailboxes or run.pending or self._posted:
             self._act_if_due(step)
         self._told_before = len(run.pending)
         run.cover("scheduler", "update_from_output")
+
+    def _judge_result(self, declaration: Declaration, result: StepResult) -> None:
+        if result.trace_id == "":
+            self._run.coverage.skipped["L", "result_without_trace"] += 1
+        findings = judge_result(declaration, result, self._run.parts)
+        if findings:
+            self._run.report(findings, "scheduler", "update_input")
 
     def on_updated(self) -> None:
         """The result has taken effect; what that did to the pool may be a reason not to let it out."""
@@ -211,6 +227,8 @@ class EngineJudge:
         self._run.native_error(error_type, component="scheduler", boundary=boundary, after_step=self._step)
 
     def on_shutdown(self) -> None:
+        if self._lifecycle.adopted:
+            self._run.coverage.skipped["L", "admission_unseen"] = self._lifecycle.adopted
         self._run.close()
 
     def _refuse_fatal(self, findings: list[Finding]) -> None:

@@ -17,10 +17,9 @@ from ..checks.plan_view import StepView
 from ..facts.context_parallel import LocalLengths
 from ..facts.operators import OperatorArguments
 from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
-from ..facts.requests import Declaration, StepRequests, StepResult
+from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Ranks, Topology
 from ..logs import say
-from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
@@ -70,6 +69,7 @@ class WorkerJudge(BesidePlans):
         self._accounted = False  # the rows of the current step stand among the judged or the skipped ones
         self._result_of: Declaration | None = None
         self._last_step = 0
+        self._next_step: int | None = None  # None: not known, since the message before was not seen as it came
         self._tails = TailCensus()
         self._spell_tables = run.config.output.records == "full"
 
@@ -104,11 +104,13 @@ class WorkerJudge(BesidePlans):
         """Whether slots made now are those of requests that the worker has made up, before the first step."""
         return self._bindings is not None and not self._in_step and not self._last_step
 
-    def on_input(self, declaration: Declaration, received: StepRequests) -> None:
+    def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
         self._in_step = True
         if self._bindings is None:
             return
-        run, declared, pool = self._run, declaration.requests, self._pool
+        run, declared, pool, step = self._run, declaration.requests, self._pool, declaration.step
+        previous = None if self._next_step is None or step == self._next_step else self._next_step - 1
+        self._next_step = step + 1 if previous is None else max(step, previous) + 1
         if pool is not None:
             pool.take(declaration)
         self._bindings.apply(declared)
@@ -117,21 +119,14 @@ class WorkerJudge(BesidePlans):
         self._computed_of = declared.computed()
         self._current = self._result_of = declaration
         self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
-        self._last_step = declaration.step
+        self._last_step = step
         run.coverage.handovers += len(declared.scheduled)
-        as_declared = received is declared or received == declared
-        if not (is_empty and as_declared):
-            run.stream.put(
-                "worker_input",
-                WorkerInput(received=declared if as_declared else received.copy(), declared=declared),
-                component="worker",
-                boundary="worker_input",
-                step=declaration.step,
-                trace_id=declaration.trace_id,
-                approx_bytes=512 + declared.table_bytes,
-            )
-        if not as_declared:
-            self._report(judge_handover(declaration, received, run.parts), "worker", "worker_input")
+        as_declared = drafts is None and (received is declared or received == declared)
+        if not (is_empty and as_declared and previous is None):
+            self._put_input(declaration, declared if as_declared else received.copy(), drafts, previous)
+        if not (as_declared and previous is None):
+            findings = judge_handover(declaration, received, run.parts, drafts=drafts, previous_step=previous)
+            self._report(findings, "worker", "worker_input")
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
         """A message came through the executor without what the scheduler attaches to every message."""
@@ -146,7 +141,7 @@ class WorkerJudge(BesidePlans):
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._in_step = True
-        self._current = self._result_of = None
+        self._current = self._result_of = self._next_step = None
         self.drafts.lose()
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
@@ -178,13 +173,19 @@ class WorkerJudge(BesidePlans):
     def on_launched(self) -> None:
         current = self._current
         self._let_go()
-        self._in_step = False
+        self._leave()
         if self._accounted:
             self._current = None
         else:
             self._end_step("no_plan")
         if current is not None and (current.zero_blocks or current.copies) and self._bindings is not None:
             self._report(self.block_work.end(current, self._bindings), "worker", "block_work")
+
+    def _leave(self) -> None:
+        """A step has left the worker. If it was not seen as it came, nobody knows what is to come next."""
+        if not self._in_step:
+            self._next_step = None
+        self._in_step = False
 
     def on_plan_skipped(self, cause: str) -> None:
         if self._current is not None and not self._accounted:
@@ -341,7 +342,7 @@ class WorkerJudge(BesidePlans):
             self._run.cover("worker", "worker_result")
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
-        self._in_step = False
+        self._leave()
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
 

@@ -16,7 +16,7 @@ from kvscope.events.envelope import Envelope
 from kvscope.events.finding_schema import BlockHistory
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import AgreedPlan
-from kvscope.facts.requests import StepRequests
+from kvscope.facts.requests import Drafts, StepRequests
 
 RECORDS_OF_KIND: Mapping[str, int] = {
     "bind": 1,
@@ -46,10 +46,14 @@ ALWAYS_WRITTEN = frozenset({"violation", "error", "coverage"})
 
 
 class WorkerInput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fact of kind ``worker_input``."""
+    """The fact of kind ``worker_input``. ``drafts`` are as received, None where they are as declared;
+    ``previous_step`` is the step that came before, None where that is the one before or is not known.
+    """
 
     received: StepRequests
     declared: StepRequests | None
+    drafts: Drafts | None = None
+    previous_step: int | None = None
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -295,11 +295,11 @@ class Bindings:
     def _append(self, table: Table, delta: BlockIds) -> bool:
         """Whether the rules have to look at these blocks."""
         self.version += 1
-        end, null, doubtful = self.topology.num_blocks, self.topology.null_block_id, False
-        for group_index, block_ids in enumerate(delta):
+        end, null = self.topology.num_blocks, self.topology.null_block_id
+        doubtful = len(delta) != len(table.blocks)
+        for group_index, (blocks, block_ids) in enumerate(zip(table.blocks, delta, strict=not doubtful)):
             if not block_ids:
                 continue
-            blocks = table.blocks[group_index]
             is_outside = min(block_ids) < 0 or max(block_ids) >= end
             if is_outside:  # an id that no pool can have stays one
                 blocks.extend(min(max(block, -1), _LARGEST) for block in block_ids)

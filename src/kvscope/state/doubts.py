@@ -59,6 +59,25 @@ class Exceeded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     allocated: int
 
 
+class Stranger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request is scheduled as known, or without being listed at all, and may not be: ``cause`` is ``finished``,
+    ``preempted`` or ``unknown``.
+    """
+
+    request_id: str
+    cause: str
+
+
+class Regressed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request that had ``tokens`` after its last step is declared to have ``computed`` of them, fewer than any draft
+    that was rejected or load that failed since explains.
+    """
+
+    request_id: str
+    tokens: int
+    computed: int
+
+
 def unwritten_from(
     request_id: str, table: Table, groups: Sequence[tuple[int, Group]], needed: int, written: int
 ) -> Iterator[Unwritten]:

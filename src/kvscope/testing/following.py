@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from kvscope.analysis.reader import Entry
-from kvscope.events.schema import BindRecord, BoundaryRecord, ReadRecord, WriteRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord
 
 Place = tuple[str, str]
 """A request in a step: ``(trace_id, request_id)``."""

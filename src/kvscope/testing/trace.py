@@ -20,7 +20,15 @@ import numpy as np
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
-from kvscope.checks.judge import judge_batch, judge_bind, judge_dummy, judge_handover, judge_plan
+from kvscope.checks.judge import (
+    judge_batch,
+    judge_bind,
+    judge_dummy,
+    judge_handover,
+    judge_lifecycle,
+    judge_plan,
+    judge_result,
+)
 from kvscope.checks.plan_view import StepView
 from kvscope.checks.rule import Part
 from kvscope.config import CONFIG_KEYS
@@ -37,8 +45,8 @@ from kvscope.events.codec import (
 from kvscope.events.envelope import Envelope
 from kvscope.events.names import PLAIN, RequestNames
 from kvscope.facts.allocator import CAUSE_FINISH, CAUSE_PREEMPT, PoolOperation
-from kvscope.facts.plans import PAD_SLOT, DummyRun, GroupPlan, PersistentSlots, Plan
-from kvscope.facts.requests import BlockIds, Declaration, StepRequests, StepResult, Verification
+from kvscope.facts.plans import DummyRun, PersistentSlots, Plan
+from kvscope.facts.requests import BlockIds, Declaration, Drafts, StepRequests, StepResult, Verification
 from kvscope.facts.topology import FULL_ATTENTION, Group, Ranks, Topology
 from kvscope.runtime.selection import judged_rows
 from kvscope.runtime.snapshots import take_snapshot
@@ -46,7 +54,9 @@ from kvscope.state.batches import BatchTable
 from kvscope.state.bindings import Bindings
 from kvscope.state.blocks import BlockLedger
 from kvscope.state.legality import Legality
+from kvscope.state.lifecycle import Lifecycle
 from kvscope.testing.drafts import BuiltDrafts
+from kvscope.testing.plans import sound_plan
 from kvscope.testing.pool import BuiltPool, allocation, release
 from kvscope.testing.trace_file import TraceFile, coverage_of
 
@@ -99,6 +109,7 @@ class TraceBuilder:
         self._brought: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._bindings = Bindings(topology)
+        self._lifecycle = Lifecycle()
         self._worker_bindings = [Bindings(topology) for _ in range(1 if in_process else ranks)]
         self.observed = BuiltPool(topology, self._bindings, self._worker_bindings, self.parts) if observe_pool else None
         self._drafts = BuiltDrafts(len(self._worker_bindings), self.parts, names)
@@ -190,12 +201,16 @@ class TraceBuilder:
         drafts: Mapping[str, int] | None = None,
         damage_declaration: Callable[[Declaration], None] = _undamaged,
         damage_received: Callable[[StepRequests], None] | None = None,
+        received_drafts: Drafts | None = None,
+        received_after: int | None = None,
         damage_plan: Callable[[Plan], None] = _undamaged,
         damage_counted: Callable[[Verification], None] = _undamaged,
+        damage_result: Callable[[StepResult], StepResult] | None = None,
         comes_back: bool = True,
     ) -> Declaration:
         """One step through all processes: declared, handed over, planned, judged, written down. A step without work is
         only declared, and there is no result of it. Without ``comes_back`` the step is still on its way at the end.
+        ``received_after`` is the step after which it arrives in a worker, if that is not the one before.
         """
         declaration = self.declare(scheduled, finished=finished, preempted=preempted, drafts=drafts)
         damage_declaration(declaration)
@@ -209,14 +224,20 @@ class TraceBuilder:
         self._violations(self.engine, self._drafts.declare(declaration))
         ledger = self.observed.scheduler.ledger if self.observed is not None else None
         self._violations(self.engine, judge_bind(declaration, self._bindings, self.parts, ledger))
+        if self._lifecycle.take(declaration):
+            self._violations(self.engine, judge_lifecycle(declaration, self._lifecycle, self.parts))
         for rank, stream in enumerate(self.workers):
-            self._run_worker(rank, stream, declaration, damage_received, damage_plan)
+            received = declaration.requests
+            if damage_received is not None:
+                received = received.copy()
+                damage_received(received)
+            self._run_worker(rank, stream, declaration, received, received_drafts, received_after, damage_plan)
             if declaration.spec_tokens:
                 self._violations(stream, self._drafts.count(rank, stream, declaration, damage_counted))
         if declaration.is_empty:
             return declaration
-        if self.observed is not None and comes_back:
-            self._return(declaration, self.observed)
+        if damage_result is not None or (self.observed is not None and comes_back):
+            self._return(declaration, damage_result)
         self.steps += 1
         self.rows += len(scheduled) * len(self._judged())
         self.tokens += sum(scheduled.values())
@@ -268,13 +289,12 @@ class TraceBuilder:
         rank: int,
         stream: TraceFile,
         declaration: Declaration,
-        damage_received: Callable[[StepRequests], None] | None,
+        received: StepRequests,
+        drafts: Drafts | None,
+        previous: int | None,
         damage_plan: Callable[[Plan], None],
     ) -> None:
-        received, bindings = declaration.requests, self._worker_bindings[rank]
-        if damage_received is not None:
-            received = received.copy()
-            damage_received(received)
+        bindings = self._worker_bindings[rank]
         if self.observed is not None:
             self.observed.receive(rank, declaration)
         bindings.apply(declaration.requests)
@@ -282,11 +302,11 @@ class TraceBuilder:
             self.observed.carry_out(rank, declaration)
         if declaration.is_empty and received == declaration.requests:
             return
-        record = worker_input_record(received, declaration.requests, self.names)
+        record = worker_input_record(received, declaration.requests, self.names, drafts=drafts, previous_step=previous)
         record.trace_id = declaration.trace_id
         stream.write(record, "worker", "worker.execute", step=declaration.step)
-        self._violations(stream, judge_handover(declaration, received, self.parts))
-        plan = self._plan(declaration, bindings)
+        self._violations(stream, judge_handover(declaration, received, self.parts, drafts, previous))
+        plan = sound_plan(declaration, bindings)
         damage_plan(plan)
         findings = self._drafts.plan(rank, declaration, plan)
         findings += judge_batch(declaration, plan, self.parts)
@@ -305,36 +325,6 @@ class TraceBuilder:
         legality = self.observed.workers[rank]
         return legality.ledger, legality
 
-    def _plan(self, declaration: Declaration, bindings: Bindings) -> Plan:
-        ids = list(declaration.requests.scheduled)
-        rows = bindings.rows_of(ids)
-        lens = np.array([declaration.requests.scheduled[r] for r in ids], np.int32)
-        positions = np.concatenate([np.arange(n) + c for n, c in zip(lens, bindings.computed[rows], strict=True)])
-        token_row = np.repeat(np.arange(len(ids)), lens)
-        groups = []
-        for index, group in enumerate(self.topology.groups):
-            width = -(-int(positions.max() + 1) // group.block_size) + 1
-            bindings.ensure_width(index, width)
-            tables = bindings.tables[index][rows, :width].copy()
-            block = tables[token_row, positions // group.block_size].astype(np.int64)
-            slots = block * group.block_size + positions % group.block_size
-            groups.append(
-                GroupPlan(
-                    group_id=group.group_id,
-                    tables=tables,
-                    table_blocks=bindings.lengths[index, rows].copy(),
-                    slots=np.append(slots, np.full(3, PAD_SLOT, np.int64)),
-                )
-            )
-        return Plan(
-            request_ids=ids,
-            query_start=np.append(0, np.cumsum(lens)).astype(np.int32),
-            positions=positions.astype(np.int64),
-            seq_lens=(bindings.computed[rows] + lens).astype(np.int32),
-            num_tokens=int(lens.sum()),
-            groups=groups,
-        )
-
     def _judged(self) -> list[int]:
         return [index for index, group in enumerate(self.topology.groups) if group.judged]
 
@@ -343,13 +333,17 @@ class TraceBuilder:
             record = violation_record(finding, RULES[finding.reason], "log", 0, self.names)
             stream.write(record, "worker", "judge", step=finding.step)
 
-    def _return(self, declaration: Declaration, pool: BuiltPool) -> None:
+    def _return(self, declaration: Declaration, damage: Callable[[StepResult], StepResult] | None) -> None:
         ids = tuple(declaration.requests.scheduled)
         result = StepResult(request_ids=ids, sampled_tokens=(1,) * len(ids))
+        result = result if damage is None else damage(result)
         record = result_record("update_input", result, self.names)
         record.trace_id = declaration.trace_id
         self.engine.write(record, "scheduler", "update_input", step=declaration.step)
-        pool.confirm(declaration, result)
+        self._lifecycle.confirm(declaration, result)
+        self._violations(self.engine, judge_result(declaration, result, self.parts))
+        if self.observed is not None:
+            self.observed.confirm(declaration, result)
 
     def _trace_id(self, step: int) -> str:
         return f"{self.directory.name}-{step:x}"

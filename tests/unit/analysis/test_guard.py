@@ -11,7 +11,8 @@ import pytest
 
 from kvscope.analysis.pool import rebuild_ledger
 from kvscope.analysis.reader import Trace
-from kvscope.analysis.replay import NO_DECLARATION, PARTIAL, Replay
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.row_coverage import NO_DECLARATION, PARTIAL
 from kvscope.analysis.tally import LIVE, NOT_REPLAYABLE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, verdict_of
 from kvscope.checks.content import CONTENT_RULES

@@ -12,7 +12,8 @@ import pytest
 
 from kvscope.analysis.files import find
 from kvscope.analysis.reader import Trace, step_of
-from kvscope.analysis.replay import NO_PLAN, Replay
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.row_coverage import NO_PLAN
 from kvscope.analysis.summary import summarize
 from kvscope.analysis.verdict import CLEAN, EXIT_CODES, INCONCLUSIVE, NO_ORDERLY_END, verdict_of
 from kvscope.errors import UnreadableTraceError

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from kvscope.analysis.reader import Trace
-from kvscope.analysis.replay import GROUP_MISSING, NO_DECLARATION, NO_TABLE, PARTIAL, Replay
+from kvscope.analysis.replay import Replay
+from kvscope.analysis.row_coverage import GROUP_MISSING, NO_DECLARATION, NO_TABLE, PARTIAL
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, FINDINGS, INCONCLUSIVE, Verdict, verdict_of
 from kvscope.checks.audit import BOOKS_RULES
@@ -27,7 +29,7 @@ from kvscope.checks.pool import POOL_RULES
 from kvscope.events.codec import work_record
 from kvscope.events.names import RequestNames
 from kvscope.facts.plans import Plan
-from kvscope.facts.requests import BlockWork, Declaration, StepRequests, Verification
+from kvscope.facts.requests import BlockWork, Declaration, Drafts, StepRequests, StepResult, Verification
 from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
 from kvscope.testing.trace import TraceBuilder
 
@@ -68,6 +70,41 @@ def received(change: Callable[[StepRequests], None]) -> Callable[[TraceBuilder],
 
 def declared(change: Callable[[Declaration], None]) -> Callable[[TraceBuilder], None]:
     return lambda builder: (builder.step({"r1": 40, "r2": 40}, damage_declaration=change), None)[1]
+
+
+def returned(**fields: object) -> Callable[[TraceBuilder], None]:
+    def damaged(result: StepResult) -> StepResult:
+        return msgspec.structs.replace(result, **fields)
+
+    return lambda builder: (warm(builder), builder.step({"r1": 1, "r2": 1}, damage_result=damaged), None)[2]
+
+
+def warmed(step: dict[str, Any], before: dict[str, Any] | None = None) -> Callable[[TraceBuilder], None]:
+    """``r1`` goes on alone after ``before``, then with ``step``."""
+
+    def scenario(builder: TraceBuilder) -> None:
+        warm(builder)
+        builder.step({"r1": 1}, **(before or {}))
+        builder.step({"r1": 1}, **step)
+
+    return scenario
+
+
+def listed(request_id: str) -> Callable[[Declaration], None]:
+    """It has no tokens in what the scheduler sends, or its plan would have to be made up as well."""
+
+    def change(declaration: Declaration) -> None:
+        requests = declaration.requests
+        requests.cached_ids.append(request_id)
+        requests.cached_blocks.append(None)
+        requests.cached_computed.append(41)
+        declaration.cached_output_tokens.append(1)
+
+    return change
+
+
+def back(declaration: Declaration) -> None:
+    declaration.requests.cached_computed[0] -= 1
 
 
 def slot(value: int, token: int = 0) -> Callable[[Plan], None]:
@@ -118,6 +155,14 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "spec_advance_mismatch": advanced,
     "handover_request_mismatch": received(lambda r: r.scheduled.__setitem__("r1", 39)),
     "handover_delta_mismatch": received(lambda r: r.new_blocks[0][0].__setitem__(0, 9)),
+    "handover_spec_mismatch": warmed({"received_drafts": Drafts(spec_tokens={"r1": 2}, invalid_spec_tokens={})}),
+    "handover_out_of_order": warmed({"received_after": 1}),
+    "bind_group_count_mismatch": declared(lambda d: d.requests.new_blocks.__setitem__(0, ([1, 2, 3], []))),
+    "bind_token_total_mismatch": declared(lambda d: setattr(d, "total_num_scheduled_tokens", 81)),
+    "bind_unknown_request": warmed({"damage_declaration": listed("nobody")}),
+    "bind_finished_scheduled": warmed({"damage_declaration": listed("r2")}, before={"finished": ["r2"]}),
+    "bind_preempted_scheduled": warmed({"damage_declaration": listed("r2")}, before={"preempted": ["r2"]}),
+    "bind_computed_regressed": warmed({"damage_declaration": back}),
     "write_position_mismatch": plan(lambda p: p.positions.__setitem__(0, 7)),
     "read_length_exceeds_declared": plan(lambda p: p.seq_lens.__setitem__(0, 60)),
     "write_length_mismatch": plan(lambda p: p.seq_lens.__setitem__(0, 30)),
@@ -141,6 +186,9 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "read_table_short": plan(lambda p: p.groups[0].table_blocks.__setitem__(0, 1)),
     "dummy_persistent_slot_enabled": lambda b: (warm(b), b.dummy({0: [-1, -1]}, behind=(17,)), None)[2],
     "dummy_slot_enabled": lambda builder: (warm(builder), builder.dummy({0: [-1, 17]}), None)[2],
+    "result_trace_mismatch": returned(trace_id="run-2"),
+    "result_request_mapping": returned(rows={"r1": 1, "r2": 0}),
+    "result_row_count": returned(lengths={"sampled_token_ids": 3}),
 }
 NOT_IN_A_TRACE = {"handover_missing", "operator_argument_mismatch"}
 FAMILIES = (

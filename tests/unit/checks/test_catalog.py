@@ -13,11 +13,13 @@ import unit.checks.context_cases
 import unit.checks.draft_cases
 import unit.checks.guarded_cases
 import unit.checks.hit_cases
+import unit.checks.lifecycle_cases
 import unit.checks.list_cases
 import unit.checks.operator_cases
 import unit.checks.other_cases
 import unit.checks.plan_cases
-import unit.checks.pool_cases  # noqa: F401  importing the modules of cases writes the book
+import unit.checks.pool_cases
+import unit.checks.result_cases  # noqa: F401  importing the modules of cases writes the book
 from kvscope.checks import rule as vocabulary
 from kvscope.checks.audit import BOOKS_RULES
 from kvscope.checks.bind import BIND_RULES
@@ -31,12 +33,14 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.generation import GENERATION_RULES
 from kvscope.checks.handover import HANDOVER_RULES
 from kvscope.checks.initialized import INITIALIZED_RULES
+from kvscope.checks.lifecycle import LIFECYCLE_RULES
 from kvscope.checks.lifetime import LIFETIME_RULES
 from kvscope.checks.lists import LIST_RULES
 from kvscope.checks.operator import OPERATOR_RULES
 from kvscope.checks.ownership import OWNERSHIP_RULES
 from kvscope.checks.pool import POOL_RULES
 from kvscope.checks.read import READ_RULES
+from kvscope.checks.results import RESULT_RULES
 from kvscope.checks.row import GROUP_RULES, ROW_RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule, Severity
 from kvscope.checks.write import WRITE_RULES
@@ -108,6 +112,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         POOL_RULES,
         BOOKS_RULES,
         BIND_RULES,
+        LIFECYCLE_RULES,
         RECEIVE_RULES,
         COMPLETION_RULES,
         FAILED_LOAD_RULES,
@@ -128,6 +133,7 @@ def test_the_catalog_is_every_family_in_the_order_of_a_step() -> None:
         CONTEXT_RULES,
         LENGTH_RULES,
         DUMMY_RULES,
+        RESULT_RULES,
         DRAFT_RULES,
     )
     assert list(RULES) == [function.rule.reason for family in families for function in family]

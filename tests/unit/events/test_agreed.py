@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from kvscope.events import codec
 from kvscope.events.names import PLAIN, RequestNames
-from kvscope.events.schema import ReadRecord, WriteRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
 from kvscope.facts.plans import AgreedPlan
 from unit.events import samples
 

@@ -15,20 +15,19 @@ from kvscope.events import codec
 from kvscope.events.envelope import SCHEMA, Envelope
 from kvscope.events.finding_schema import FindingCount, ViolationRecord
 from kvscope.events.names import RequestNames
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
 from kvscope.events.schema import (
     RECORDS,
     BindRecord,
     BoundaryRecord,
     InactiveCheck,
-    ReadRecord,
     UnknownRecord,
-    WriteRecord,
     decode_record,
     json_schema,
 )
 from kvscope.facts.allocator import ALLOC, FREE, RECEIVE, PoolOperation
 from kvscope.facts.plans import DummyRun, PersistentSlots, PlanSnapshot
-from kvscope.facts.requests import Admission, Declaration, StepRequests, StepResult
+from kvscope.facts.requests import Admission, Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Group, Topology
 from kvscope.state.blocks import BlockLedger
 from unit.events import samples
@@ -95,6 +94,24 @@ def test_what_arrived_as_declared_is_not_spelled_out_and_needs_the_declaration()
         codec.received_from(record, None)
 
 
+def test_drafts_that_arrived_otherwise_come_back_equal_and_others_are_as_declared() -> None:
+    declaration, _ = samples.decode_batch()
+    requests = declaration.requests
+    first = requests.cached_ids[0]
+    for drafts in (
+        Drafts(spec_tokens={first: 2}, invalid_spec_tokens={first: 1}),
+        Drafts(spec_tokens={}, invalid_spec_tokens={}),
+        Drafts(spec_tokens={"nobody": 1}, invalid_spec_tokens={}),
+    ):
+        record = through_a_line(codec.worker_input_record(requests, requests, drafts=drafts))
+        assert codec.drafts_from(record) == drafts
+        assert codec.received_from(record, None) == requests
+    other = requests.copy()
+    other.scheduled[first] += 1
+    assert codec.drafts_from(through_a_line(codec.worker_input_record(other, requests))) is None
+    assert codec.drafts_from(through_a_line(codec.worker_input_record(other, None))) is None
+
+
 @given(samples.findings)
 def test_a_finding_comes_back_equal(finding: Finding) -> None:
     record = through_a_line(codec.violation_record(finding, samples.RULE, "log", 3))
@@ -110,6 +127,11 @@ def test_the_boundary_facts_come_back_equal() -> None:
     for kind in ("worker_result", "update_input"):
         record = through_a_line(codec.result_record(kind, result))
         assert (record.kind, codec.result_from(record)) == (kind, result)
+    odd = msgspec.structs.replace(result, load_failed=True, rows={"b": 0, "x": 4}, lengths={"pooler_output": 3})
+    for trace_id in ("e.7", ""):
+        record = through_a_line(codec.result_record("update_input", msgspec.structs.replace(odd, trace_id=trace_id)))
+        assert codec.result_from(record) == msgspec.structs.replace(odd, trace_id=trace_id)
+        assert record.result_trace_id == (trace_id or None)
     dummy = DummyRun(slots={1: np.array([-1, -1, 5, -1]), 0: np.full(8192, -1)}, num_tokens=8192)
     line = through_a_line(codec.dummy_record(dummy))
     assert samples.same(codec.dummy_from(line), dummy)

@@ -112,8 +112,10 @@ class PooledLive(Live):
         self.worker.on_launched()
 
     def back(self, declaration: Declaration) -> None:
+        """The result comes back. With it a load has failed: these tests schedule the same token again and again."""
         names = tuple(declaration.requests.scheduled)
-        self.engine.on_update(declaration, StepResult(request_ids=names, sampled_tokens=(1,) * len(names)))
+        result = StepResult(request_ids=names, sampled_tokens=(1,) * len(names), load_failed=True)
+        self.engine.on_update(declaration, result)
         self.engine.on_updated()
 
     def whole(self, **said: Any) -> Declaration:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvscope.checks.finding import Finding
@@ -51,6 +52,69 @@ def test_a_sound_run_is_recorded_and_not_stopped(tmp_path: Path) -> None:
     assert of_event(live.run, "kv.violation") == []
     last = last_coverage(live.run)
     assert (last["steps"], last["empty_steps"], last["rows_scheduled"]) == (3, 0, 6)
+
+
+def test_the_result_of_another_step_stops_the_engine_before_it_takes_effect(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    declaration = live.decode()
+    with pytest.raises(ViolationError, match="reason=result_trace_mismatch"):
+        live.engine.on_update(declaration, msgspec.structs.replace(RESULT, trace_id="t1"))
+    (found,) = of_event(live.run, "kv.violation")
+    assert (found["step"], found["expected"], found["actual"]) == (2, "t2", "t1")
+    (told,) = of_event(live.run, "kv.boundary", "update_input")
+    assert told["result_trace_id"] == "t1"
+
+
+def test_a_result_that_does_not_say_where_it_comes_from_is_counted(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    live.engine.on_update(live.decode(), msgspec.structs.replace(RESULT, trace_id=""))
+    assert last_coverage(live.run)["checks_skipped"]["L"] == {"result_without_trace": 1}
+    assert of_event(live.run, "kv.violation") == []
+
+
+def test_a_request_that_was_never_admitted_stops_the_engine_when_the_result_is_due(tmp_path: Path) -> None:
+    live = Live(tmp_path, trace="raise", guard="raise")
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("x", None, 40, 1)])
+    with pytest.raises(ViolationError, match="reason=bind_unknown_request"):
+        live.engine.on_update(declaration, msgspec.structs.replace(RESULT, request_ids=("a", "x")))
+
+
+def test_after_a_step_that_was_not_observed_an_unknown_request_is_counted_and_not_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.engine.on_schedule_begin()
+    live.decode(names=("a", "x"))
+    live.decode(41, names=("a", "x"))
+    live.engine.on_shutdown()
+    assert of_event(live.run, "kv.violation") == []
+    assert last_coverage(live.run)["checks_skipped"]["L"] == {"admission_unseen": 2}
+
+
+def test_an_empty_step_that_does_not_add_up_is_recorded_and_judged(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = declare(2, known=[("a", None, 40, 1)])
+    declaration.total_num_scheduled_tokens = 0
+    live.engine.on_schedule_begin()
+    live.engine.next_step()
+    live.engine.on_schedule(declaration)
+    assert [said["reason"] for said in of_event(live.run, "kv.violation")] == ["bind_token_total_mismatch"]
+    assert [said["step"] for said in of_event(live.run, "kv.bind")] == [1, 2]
+
+
+def test_a_load_that_failed_is_recorded_even_of_a_step_without_work(tmp_path: Path) -> None:
+    live = Live(tmp_path, guard=None)
+    live.warm()
+    declaration = live.declare()
+    live.worker.on_input(declaration, declaration.requests)
+    live.engine.on_update(declaration, StepResult(request_ids=(), sampled_tokens=(), load_failed=True))
+    live.decode(16)
+    assert of_event(live.run, "kv.violation") == []
+    (told,) = of_event(live.run, "kv.boundary", "update_input")
+    assert (told["step"], told["load_failed"]) == (2, True)
 
 
 def test_only_rows_of_groups_that_can_be_judged_are_scheduled(tmp_path: Path) -> None:

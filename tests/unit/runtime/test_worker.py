@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
 from kvscope.facts.plans import AgreedPlan, DummyRun, GroupPlan, Plan, PlanSnapshot
-from kvscope.facts.requests import Declaration, StepRequests, StepResult
+from kvscope.facts.requests import Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Ranks
 from kvscope.runtime.worker import WorkerJudge
 from unit.checks.changes import CHANGES
@@ -93,6 +93,74 @@ def test_a_message_that_differs_from_its_declaration_is_reported(tmp_path: Path)
     assert recorded["as_declared"] is False
     assert live.worker._bindings is not None
     assert live.worker._bindings.table("a", 0).tolist() == [1, 2, 3]
+
+
+def arrive(live: Live, declaration: Declaration) -> None:
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_launched()
+
+
+def out_of_turn(live: Live) -> list[tuple[int, str]]:
+    found = [said for said in of_event(live.run, "kv.violation") if said["reason"] == "handover_out_of_order"]
+    return [(said["step"], said["expected"]) for said in found]
+
+
+def test_a_step_that_is_lost_on_its_way_is_reported_with_the_next_that_comes(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    live.declare()
+    live.decode()
+    live.decode(41)
+    assert out_of_turn(live) == [(3, "step 2")]
+    (recorded,) = [r for r in of_event(live.run, "kv.boundary", "worker_input") if "previous_step" in r]
+    assert (recorded["step"], recorded["previous_step"], recorded["as_declared"]) == (3, 1, True)
+
+
+def test_steps_that_change_places_or_come_twice_are_reported(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    second, third = live.declare(), live.declare()
+    for declaration in (third, second, second):
+        arrive(live, declaration)
+    live.decode()
+    assert out_of_turn(live) == [(3, "step 2"), (2, "step 4"), (2, "step 4")]
+    assert [r["step"] for r in of_event(live.run, "kv.boundary", "worker_input")] == [1, 3, 2, 2, 4]
+
+
+def test_after_a_step_that_was_not_seen_as_it_came_none_is_out_of_turn(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    missed = [live.declare() for _ in range(3)]
+    live.worker.on_input_unobserved(missed[0].requests)
+    live.worker.on_launched()
+    arrive(live, missed[1])  # the scheduler's hook had missed one before it
+    live.worker.on_launched()  # our own hook failed, and the step went on
+    live.decode()
+    live.declare()
+    live.worker.on_native_error("worker.execute", "RuntimeError")
+    live.decode(41)
+    assert out_of_turn(live) == []
+
+
+def test_a_step_that_failed_in_the_host_had_its_turn(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare()
+    live.worker.on_input(declaration, declaration.requests)
+    live.worker.on_native_error("worker.execute", "RuntimeError")
+    live.declare()
+    live.decode()
+    assert out_of_turn(live) == [(4, "step 3")]
+
+
+def test_other_drafts_than_declared_are_reported(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", None, 40, 1), ("b", None, 40, 1)])
+    live.worker.on_input(declaration, declaration.requests, Drafts(spec_tokens={"a": 2}, invalid_spec_tokens={}))
+    assert reasons(live) == ["handover_spec_mismatch"]
+    recorded = of_event(live.run, "kv.boundary", "worker_input")[-1]
+    assert [entry["spec_tokens"] for entry in recorded["requests"]] == [2, 0]
 
 
 def test_a_message_is_kept_as_it_was_when_the_worker_changes_it_later(tmp_path: Path) -> None:
@@ -175,7 +243,7 @@ def test_rows_whose_table_is_not_known_are_counted(tmp_path: Path) -> None:
     live.step(known=[("old", ([1, 2, 3],), 40, 1)], new=[("a", ([4, 5],), 0, 20)])
     assert accounted(live) == {"table_unknown": 1}
     assert live.run.coverage.rows == 1
-    assert reasons(live) == []
+    assert reasons(live) == ["bind_unknown_request"]
 
 
 def test_a_batch_of_which_nothing_is_known_is_counted(tmp_path: Path) -> None:

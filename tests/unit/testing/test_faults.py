@@ -16,7 +16,9 @@ from kvscope.testing.faults.message_faults import DECLARATION_FAULTS, HANDOVER_F
 from kvscope.testing.faults.operator_faults import OPERATOR_FAULTS
 from kvscope.testing.faults.padding import DUMMY_FAULTS, PADDING_FAULT
 from kvscope.testing.faults.plan_faults import PLAN_FAULTS
+from kvscope.testing.faults.result_faults import RESULT_FAULTS
 from kvscope.testing.faults.stories import STORIES
+from kvscope.testing.faults.untold_faults import LOST_STEP, UNTOLD_FAULTS
 from kvscope.testing.faults.workload import prompts
 
 
@@ -69,9 +71,10 @@ def test_every_fault_has_one_place_and_every_place_a_fault() -> None:
     by_point = {
         "plan": {*PLAN_FAULTS, PADDING_FAULT, GROUP_FAULT},
         "operator": set(OPERATOR_FAULTS),
-        "declaration": set(DECLARATION_FAULTS),
-        "handover": set(HANDOVER_FAULTS),
+        "declaration": {*DECLARATION_FAULTS, *UNTOLD_FAULTS},
+        "handover": {*HANDOVER_FAULTS, LOST_STEP},
         "dummy": set(DUMMY_FAULTS),
+        "result": set(RESULT_FAULTS),
         "drafts": DRAFT_FAULTS,
         "allocator": set(STORIES),
         "connector": set(CONNECTOR_STORIES),
@@ -226,6 +229,83 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
     assert sent.scheduled_new_reqs[0].block_ids == ([6, 0],)
 
 
+def test_a_list_too_many_goes_to_a_request_that_gets_blocks() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_extra_group"](scheduler(), sent, 0)
+    assert what == {"request_id": "c", "group_id": None, "counted": 2, "expected_counted": 1}
+    assert sent.scheduled_cached_reqs.new_block_ids == [([4, 5],), None, ([9], [])]
+
+
+def test_a_decoding_request_goes_back_inside_its_block() -> None:
+    sent = output()
+    what = DECLARATION_FAULTS["bind_computed_back"](scheduler(), sent, 0)
+    assert what is not None
+    assert (what["request_id"], what["num_computed"], what["expected_num_computed"]) == ("b", 14, 15)
+    assert sent.scheduled_cached_reqs.num_computed_tokens == [0, 14, 32]
+    sent.scheduled_cached_reqs.num_computed_tokens = [0, 33, 32]
+    assert DECLARATION_FAULTS["bind_computed_back"](scheduler(), sent, 0) is None
+
+
+@pytest.mark.parametrize("name", sorted(UNTOLD_FAULTS))
+def test_what_is_not_to_be_sent_is_taken_out_again(name: str) -> None:
+    host, sent = scheduler(), output()
+    for request_id, request in host.requests.items():
+        request.status = SimpleNamespace(name="RUNNING" if request_id in sent.num_scheduled_tokens else "WAITING")
+    host.requests["p"] = SimpleNamespace(status=SimpleNamespace(name="PREEMPTED"))
+    before = copy.deepcopy(sent)
+    done = UNTOLD_FAULTS[name](host, sent, {"x", "a"})
+    assert done is not None
+    what, undo = done
+    assert sent.total_num_scheduled_tokens == before.total_num_scheduled_tokens + 1
+    if name != "total_declared":
+        assert sent.scheduled_cached_reqs.req_ids[-1] == what["request_id"]
+        assert sent.num_scheduled_tokens[what["request_id"]] == 1
+    undo()
+    assert sent == before
+
+
+def test_nobody_is_declared_who_has_not_ended_or_been_preempted() -> None:
+    host = scheduler()
+    for request in host.requests.values():
+        request.status = SimpleNamespace(name="RUNNING")
+    assert UNTOLD_FAULTS["finished_declared"](host, output(), {"a"}) is None
+    assert UNTOLD_FAULTS["preempted_declared"](host, output(), set()) is None
+
+
+def result(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"req_ids": ["a", "b", "c"], "req_id_to_index": {"a": 0, "b": 1, "c": 2}, "sampled_token_ids": [[5], [], [6]]}
+        | fields
+    )
+
+
+def test_rows_are_exchanged_where_the_scheduler_cannot_notice() -> None:
+    given, what = RESULT_FAULTS["result_rows_exchanged"](result(), None)
+    assert given.req_id_to_index == {"a": 2, "b": 1, "c": 0}
+    assert what == {"request_id": "a", "other_request_id": "c", "row": 0}
+    alone = result(sampled_token_ids=[[5], [], []])
+    assert RESULT_FAULTS["result_rows_exchanged"](alone, None) == (alone, None)
+
+
+def test_a_row_is_added_to_a_copy() -> None:
+    whole = result()
+    given, what = RESULT_FAULTS["result_row_added"](whole, None)
+    assert (given.sampled_token_ids, len(whole.sampled_token_ids)) == ([[5], [], [6], [6]], 3)
+    assert what == {"counted": 4, "expected_counted": 3}
+    pooled = result(sampled_token_ids=[])
+    assert RESULT_FAULTS["result_row_added"](pooled, None) == (pooled, None)
+
+
+def test_a_result_is_repeated_where_both_steps_decode_the_same_requests() -> None:
+    tokens = [[1], [2], [3]]
+    before, now = result(sampled_token_ids=tokens), result(sampled_token_ids=tokens)
+    given, what = RESULT_FAULTS["result_repeated"](now, before)
+    assert (given is before, what) == (True, {})
+    for other in (None, result(), result(req_ids=["a", "b"], sampled_token_ids=tokens[:2])):
+        given, what = RESULT_FAULTS["result_repeated"](now, other)
+        assert (given is now, what) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("name", "rank", "process_rank", "belongs"),
     [
@@ -242,6 +322,8 @@ def test_declaration_faults_take_a_new_request_where_none_grows() -> None:
         ("dummy_slot", None, None, False),
         ("premature_free", None, None, True),
         ("premature_free", None, 0, False),
+        ("result_repeated", None, None, True),
+        ("result_repeated", None, 0, False),
     ],
 )
 def test_one_kind_of_process_puts_a_fault_in(

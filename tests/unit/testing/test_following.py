@@ -5,7 +5,8 @@ import pytest
 from kvscope.analysis.files import ProcessFiles
 from kvscope.analysis.reader import Entry, ProcessLog
 from kvscope.events.envelope import Envelope
-from kvscope.events.schema import BindRecord, BoundaryRecord, BoundRequest, ReadRecord, WriteRecord
+from kvscope.events.plan_schema import ReadRecord, WriteRecord
+from kvscope.events.schema import BindRecord, BoundaryRecord, BoundRequest
 from kvscope.testing.following import Following
 
 NAME = "a-0"

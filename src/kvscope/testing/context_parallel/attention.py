@@ -30,10 +30,10 @@ def install(interleave: int) -> None:
         return None
 
     def forward(
-        self: Any, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, output: Any, *more: Any
+        self: Any, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, output: Any, **more: Any
     ) -> Any:
         if self.dcp_world_size == 1 or metadata is None:
-            return plain_forward(self, layer, query, key, value, kv_cache, metadata, output, *more)
+            return plain_forward(self, layer, query, key, value, kv_cache, metadata, output, **more)
         return _attend(self, query, kv_cache, metadata, output, interleave)
 
     Backend.do_kv_cache_update, Backend.forward = update, forward

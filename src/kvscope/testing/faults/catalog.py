@@ -25,6 +25,9 @@ _WRONG_READ = frozenset({
     "read_row_request_mismatch", "read_target_mismatch", "read_uninitialized",
 })  # fmt: skip
 
+# A request that is declared and not sent is missing in the message, in the batch and in the result of that step.
+_UNTOLD = frozenset({"handover_request_mismatch", "result_request_mapping"})
+
 
 _ALL = [
     Fault(
@@ -218,6 +221,62 @@ _ALL = [
         allowed_also=_WRONG_BLOCK_PERSISTS,
     ),
     Fault(
+        name="bind_extra_group",
+        summary="The scheduler declares one list of new blocks more than there are groups: an empty one.",
+        expected="bind_group_count_mismatch",
+        point="declaration",
+    ),
+    Fault(
+        name="bind_computed_back",
+        summary="The scheduler declares that a decoding request goes on one token before where it was.",
+        expected="bind_computed_regressed",
+        point="declaration",
+        # Runner V1 follows, and writes that token again; V2 counts computed tokens itself.
+        allowed_also=frozenset({"read_length_exceeds_declared", "write_position_mismatch", "write_length_mismatch"})
+        | _WRONG_WRITE,
+    ),
+    Fault(
+        name="unknown_declared",
+        summary="The scheduler declares a running request that nobody admitted; the worker is not told of it.",
+        expected="bind_unknown_request",
+        point="declaration",
+        allowed_also=_UNTOLD,
+    ),
+    Fault(
+        name="finished_declared",
+        summary="The scheduler declares a request as running that has finished; the worker is not told of it.",
+        expected="bind_finished_scheduled",
+        point="declaration",
+        traffic="finishing",
+        allowed_also=_UNTOLD,
+    ),
+    Fault(
+        name="preempted_declared",
+        summary="The scheduler declares a preempted request as running; the worker is not told of it.",
+        expected="bind_preempted_scheduled",
+        point="declaration",
+        traffic="preempting",
+        allowed_also=_UNTOLD,
+    ),
+    Fault(
+        name="total_declared",
+        summary="The scheduler declares one token more in total than it schedules, and sends the right number.",
+        expected="bind_token_total_mismatch",
+        point="declaration",
+    ),
+    Fault(
+        name="step_lost",
+        summary="A step without work is scheduled and never reaches the worker.",
+        expected="handover_out_of_order",
+        point="handover",
+    ),
+    Fault(
+        name="invalid_drafts_in_handover",
+        summary="A request's draft tokens turn into invalid ones on the way to the worker, one of them.",
+        expected="handover_spec_mismatch",
+        point="handover",
+    ),
+    Fault(
         name="delta_dropped",
         summary="The new blocks of a running request are lost between the scheduler and the worker.",
         expected="handover_delta_mismatch",
@@ -277,6 +336,24 @@ _ALL = [
         point="dummy",
         traffic="dummies",
         allowed_also=frozenset({"dummy_persistent_slot_enabled"}),
+    ),
+    Fault(
+        name="result_rows_exchanged",
+        summary="A result leads two requests to each other's rows.",
+        expected="result_request_mapping",
+        point="result",
+    ),
+    Fault(
+        name="result_row_added",
+        summary="A result has one more row of tokens than it names requests.",
+        expected="result_row_count",
+        point="result",
+    ),
+    Fault(
+        name="result_repeated",
+        summary="The scheduler is given the result of the step before once more.",
+        expected="result_trace_mismatch",
+        point="result",
     ),
     *ALLOCATOR_FAULTS,
     *DRAFT_CATALOG,

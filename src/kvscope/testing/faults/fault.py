@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Point = Literal["plan", "operator", "declaration", "handover", "dummy", "drafts", "allocator", "connector"]
+Point = Literal["plan", "operator", "declaration", "handover", "dummy", "drafts", "result", "allocator", "connector"]
 """`plan`: the runner's final objects alone. `operator`: what becomes of them on the way to attention. `declaration`:
 the scheduler's output before it is declared, so that declaration and plan agree on the error. `handover`: the output on
-its way to a worker. `dummy`: a run without work. `drafts`: what the runner counts of drafts.
+its way to a worker. `dummy`: a run without work. `drafts`: what the runner counts of drafts. `result`: what comes back
+for a step.
 `allocator`: the block pool and what the scheduler keeps beside it, through the host's own functions or by hand.
 `connector`: what a KV connector reports with a result, and what the scheduler makes of that."""
 

@@ -98,11 +98,41 @@ def _bind_shortfall(scheduler: Any, output: Any, group_id: int) -> What | None:
     return None
 
 
+def _bind_extra_group(_scheduler: Any, output: Any, _group_id: int) -> What | None:
+    cached = output.scheduled_cached_reqs
+    for index, request_id in enumerate(cached.req_ids):
+        groups = cached.new_block_ids[index]
+        if groups is not None and request_id not in cached.resumed_req_ids:
+            cached.new_block_ids[index] = (*groups, [])
+            return {
+                "request_id": request_id,
+                "group_id": None,
+                "counted": len(groups) + 1,
+                "expected_counted": len(groups),
+            }
+    return None
+
+
+def _bind_computed_back(_scheduler: Any, output: Any, _group_id: int) -> What | None:
+    cached = output.scheduled_cached_reqs
+    for index, request_id in enumerate(cached.req_ids):
+        computed = cached.num_computed_tokens[index]
+        decodes = cached.num_output_tokens[index] > 1 and output.num_scheduled_tokens[request_id] == 1
+        # 16 divides every block size: the token before lies in the same block, which nobody else has yet.
+        if decodes and request_id not in cached.resumed_req_ids and computed % 16 > 1:
+            cached.num_computed_tokens[index] = computed - 1
+            where = {"group_id": None, "num_computed": computed - 1, "expected_num_computed": computed}
+            return {"request_id": request_id, **where}
+    return None
+
+
 DECLARATION_FAULTS: dict[str, Callable[[Any, Any, int], What | None]] = {
     "bind_out_of_pool": _bind_out_of_pool,
     "bind_null_tail": _bind_null_tail,
     "bind_duplicate": _bind_duplicate,
     "bind_shortfall": _bind_shortfall,
+    "bind_extra_group": _bind_extra_group,
+    "bind_computed_back": _bind_computed_back,
 }
 
 
@@ -174,10 +204,19 @@ def _declaration_lost(handover: Handover) -> What | None:
     return {"attribute": handover.attribute}
 
 
+def _invalid_drafts(handover: Handover) -> What | None:
+    # A worker never reads this number (`update_draft_token_ids_in_output` is where the scheduler itself fills it in).
+    for request_id in handover.output.scheduled_cached_reqs.req_ids:
+        handover.output.num_invalid_spec_tokens = {request_id: 1}
+        return {"request_id": request_id, "group_id": None}
+    return None
+
+
 HANDOVER_FAULTS: dict[str, Callable[[Handover], What | None]] = {
     "delta_dropped": _delta_dropped,
     "request_dropped_in_handover": _request_dropped,
     "tokens_cut_in_handover": _tokens_cut,
     "computed_shifted_in_handover": _computed_shifted,
     "declaration_lost": _declaration_lost,
+    "invalid_drafts_in_handover": _invalid_drafts,
 }

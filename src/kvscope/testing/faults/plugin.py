@@ -61,7 +61,7 @@ def _configured(vllm_config: Any, *, rank: int | None) -> None:
 def belongs(injection: Injection, rank: int | None) -> bool:
     """Whether this process is the one to put the fault in. A handover to all ranks is spoiled where it is sent."""
     point = injection.fault.point
-    if point in {"allocator", "connector", "declaration"} or (point == "handover" and injection.rank is None):
+    if point in {"allocator", "connector", "declaration", "result"} or (point == "handover" and injection.rank is None):
         return rank is None
     return rank is not None and injection.concerns(rank)
 

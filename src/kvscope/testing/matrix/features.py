@@ -197,6 +197,12 @@ def features() -> dict[str, Feature]:
             evidence=("drafted",),
             # It imports numba, after which vLLM cannot register its CPU kernels once more.
             one_engine=True,
+            obstacles={
+                "v2": Obstacle(
+                    error="mask has unsupported dtype",
+                    reason="Triton's interpreter, in which V2 runs here, refuses the kernel",
+                )
+            },
         ),
         Feature(
             name="gemma3",
