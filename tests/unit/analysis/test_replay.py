@@ -190,7 +190,7 @@ SCENARIOS: dict[str, Callable[[TraceBuilder], None]] = {
     "result_request_mapping": returned(rows={"r1": 1, "r2": 0}),
     "result_row_count": returned(lengths={"sampled_token_ids": 3}),
 }
-NOT_IN_A_TRACE = {"handover_missing"}
+NOT_IN_A_TRACE = {"handover_missing", "operator_argument_mismatch"}
 FAMILIES = (
     POOL_RULES,
     BOOKS_RULES,
