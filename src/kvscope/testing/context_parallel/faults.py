@@ -118,7 +118,7 @@ def install(settings: Mapping[str, Any], rank: int) -> None:
 
 
 class Batch(NamedTuple):
-    """Slots and positions of each token, where rows begin, their tables, and the slots of a block on each of the ranks."""
+    """Slots and positions of each token, where rows begin, their tables, the slots of a block, and the ranks."""
 
     slots: Any
     positions: Any
