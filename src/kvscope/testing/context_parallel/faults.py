@@ -71,7 +71,8 @@ class Fault:
         result = original(table, num_reqs, starts, positions)
         if self.due:
             slots = table.slot_mapping.gpu[: int(starts[num_reqs])]
-            self.note(_SLOTS[self.name](Batch(slots, positions, starts, table.block_table.gpu, table.block_size)))
+            rows, ranks = table.block_table.gpu, table.dcp_world_size
+            self.note(_SLOTS[self.name](Batch(slots, positions, starts, rows, table.block_size, ranks)))
         return result
 
     def around_slots_v2(
@@ -83,7 +84,8 @@ class Fault:
         result = original(tables, idx, starts, positions, *args, **more)
         if self.due:
             slots, rows = result[0][: int(starts[idx.shape[0]])], tables.block_tables[0].gpu[idx]
-            self.note(_SLOTS[self.name](Batch(slots, positions, starts, rows, tables.block_sizes[0])))
+            size, ranks = tables.block_sizes[0], tables.cp_size
+            self.note(_SLOTS[self.name](Batch(slots, positions, starts, rows, size, ranks)))
         return result
 
     def around_lengths(self, original: Any, *args: Any, **more: Any) -> Any:
@@ -116,13 +118,14 @@ def install(settings: Mapping[str, Any], rank: int) -> None:
 
 
 class Batch(NamedTuple):
-    """Slots and positions of each token, where rows begin, their tables, and how many slots a block has."""
+    """Slots and positions of each token, where rows begin, their tables, the slots of a block, and the ranks."""
 
     slots: Any
     positions: Any
     starts: Any
     tables: Any
     size: int
+    ranks: int
 
     def note(self, token: int) -> dict[str, int]:
         position, slot = int(self.positions[token]), int(self.slots[token])
@@ -139,10 +142,11 @@ class Batch(NamedTuple):
 
 
 def _slot_foreign(batch: Batch) -> dict[str, int] | None:
-    """A token that another rank stores gets a slot here that no other token has, in a block of its own row."""
+    """A token that another rank stores gets a slot here that no other token has, in the block of its position."""
     taken = set(batch.slots.tolist())
     for token in batch.of(stored=False):
-        block = int(batch.tables[batch.row_of(token), 0])
+        logical = int(batch.positions[token]) // (batch.size * batch.ranks)
+        block = int(batch.tables[batch.row_of(token), logical])
         free = [slot for slot in range(block * batch.size, (block + 1) * batch.size) if slot not in taken]
         if block and free:
             batch.slots[token] = free[-1]
