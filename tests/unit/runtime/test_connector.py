@@ -16,11 +16,7 @@ PLAN = ConnectorPlan(
     receives=[PlannedReceive(request_id="r", computed_tokens=32, external_tokens=16, waits=True, blocks=([7, 8],))]
 )
 DONE = ConnectorResult(finished_recving=["r"])
-<<<<<<< HEAD
-ANSWERS = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
-=======
 RESULT = StepResult(request_ids=("a", "b"), sampled_tokens=(1, 1))
->>>>>>> main
 
 
 class Failing(Hooks):
@@ -69,28 +65,17 @@ def test_plan_result_and_what_became_of_it_are_recorded_with_their_step(tmp_path
 def test_a_report_that_cannot_be_true_stops_the_engine_before_it_takes_effect(tmp_path: Path) -> None:
     live, step = connected(tmp_path, trace="raise")
     live.engine.on_connector_result(step, DONE)
-<<<<<<< HEAD
-    live.engine.on_update(step, ANSWERS)
-    live.engine.on_connector_result(step, DONE)
-    with pytest.raises(ViolationError, match="reason=connector_duplicate_completion") as stopped:
-        live.engine.on_update(step, ANSWERS)
-=======
     live.engine.on_update(step, RESULT)
     live.engine.on_connector_result(step, DONE)
     with pytest.raises(ViolationError, match="reason=connector_duplicate_completion") as stopped:
         live.engine.on_update(step, RESULT)
->>>>>>> main
     assert (stopped.value.request, stopped.value.step) == ("r", 1)
 
 
 def test_a_failed_load_that_is_passed_over_stops_the_engine_before_the_result_is_let_out(tmp_path: Path) -> None:
     live, step = connected(tmp_path, trace="raise")
     live.engine.on_connector_result(step, ConnectorResult(finished_recving=["r"], failed_recving=["r"]))
-<<<<<<< HEAD
-    live.engine.on_update(step, ANSWERS)
-=======
     live.engine.on_update(step, RESULT)
->>>>>>> main
     live.engine.on_taken_up(step, [TakenUp(request_id="r", is_over=False, is_marked=False, computed_tokens=32)])
     with pytest.raises(ViolationError, match="reason=connector_failed_receive_lost"):
         live.engine.on_updated()
