@@ -23,13 +23,16 @@ from .traces import Trace
 
 CRASHING = [name for name, fault in FAULTS.items() if fault.crashes]
 QUIET = [name for name, fault in FAULTS.items() if not fault.crashes]
+LOADED = [name for name, fault in FAULTS.items() if occasion(fault)[0] is LOADING]
 AFTER_STEPS = 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = selftest.detectable(metafunc.config.getoption("--runner"))
     if "quiet" in metafunc.fixturenames:
-        metafunc.parametrize("quiet", [name for name in names if name in QUIET])
+        metafunc.parametrize("quiet", [name for name in names if name in QUIET and name not in LOADED])
+    if "loaded" in metafunc.fixturenames:
+        metafunc.parametrize("loaded", [name for name in names if name in LOADED])
     if "fault" in metafunc.fixturenames:
         first = {_way_to_stop(FAULTS[name]): name for name in reversed(names)}
         metafunc.parametrize(
@@ -64,12 +67,6 @@ def observed_drafting(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
         yield pair
 
 
-@pytest.fixture(scope="module")
-def observed_loading(runner: engine.Runner) -> Iterator[tuple[Any, LiveTrace]]:
-    with selftest.observed("log", LOADING) as pair:
-        yield pair
-
-
 def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -> None:
     llm, trace = observed
     trace.mark()
@@ -81,10 +78,26 @@ def test_the_control_run_is_silent(observed: tuple[Any, LiveTrace], cell: Any) -
 
 def test_a_fault_is_found_under_log_and_the_engine_goes_on(quiet: str, request: pytest.FixtureRequest) -> None:
     settings = occasion(FAULTS[quiet])[0]
-    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting")]
-    engines += [(DRAFTING, "observed_drafting"), (LOADING, "observed_loading")]
-    llm, trace = request.getfixturevalue(next(name for at, name in engines if at is settings))
-    outcome = selftest.inject(llm, trace, quiet)
+    engines = [(SETTINGS, "observed"), (PREEMPTING, "observed_preempting"), (DRAFTING, "observed_drafting")]
+    _inject(*request.getfixturevalue(next(name for at, name in engines if at is settings)), quiet)
+
+
+class TestUnderAConnector:
+    """vLLM has one connector a process: while an engine with one lives, no engine without can run a step."""
+
+    @pytest.fixture(scope="class")
+    def observed_loading(self) -> Iterator[tuple[Any, LiveTrace]]:
+        with selftest.observed("log", LOADING) as pair:
+            yield pair
+
+    def test_a_fault_is_found_under_log_and_the_engine_goes_on(
+        self, loaded: str, observed_loading: tuple[Any, LiveTrace]
+    ) -> None:
+        _inject(*observed_loading, loaded)
+
+
+def _inject(llm: Any, trace: LiveTrace, name: str) -> None:
+    outcome = selftest.inject(llm, trace, name)
     assert outcome.injected
     assert outcome.mistakes == []
     # It was logged and the engine goes on: the next run is whole, and silent again.
