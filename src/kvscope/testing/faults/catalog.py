@@ -70,7 +70,8 @@ _ALL = [
         name="offset_short",
         summary="The last row's query offset ends a token early, so that its decoded token belongs to no row.",
         expected="write_query_offsets_invalid",
-        allowed_also=frozenset({"write_length_mismatch"}),
+        # V2 reads the offsets of the plan on the host and gives attention those of the device, which are still right.
+        allowed_also=frozenset({"write_length_mismatch", "operator_argument_mismatch"}),
     ),
     Fault(
         name="group_missing",
