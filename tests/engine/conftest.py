@@ -19,12 +19,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `once` are the first runner's; those marked `long` run when asked for, alone."""
+    """Tests marked `once` are the first runner's; those marked `long` (V2: or `long_v2`) run when asked for, alone."""
     first, long = config.getoption("--runner") == "v1", config.getoption("--long")
+    longs = ("long",) if first else ("long", "long_v2")
     kept = [
         item
         for item in items
-        if (item.get_closest_marker("long") is not None) == long and (first or not item.get_closest_marker("once"))
+        if any(map(item.get_closest_marker, longs)) == long and (first or not item.get_closest_marker("once"))
     ]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -60,6 +60,7 @@ def test_ranks_that_share_out_sequences_are_judged_and_clean(
     cell(f"decode context parallel 2, interleave {interleave}: {trace.rows_audited()} rows, 0 findings")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_fault_of_one_rank_is_found_as_that(runner: engine.Runner, name: str, tmp_path: Path, cell: Any) -> None:
     """What a rank stores nowhere, or in another's place, may be found by other rules in later steps as well."""
@@ -75,6 +76,7 @@ def test_a_fault_of_one_rank_is_found_as_that(runner: engine.Runner, name: str, 
     cell(f"decode context parallel 2, log: {first.reason} on rank 1")
 
 
+@pytest.mark.long_v2
 def test_a_fault_of_one_rank_stops_the_engine(tmp_path: Path, cell: Any) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 

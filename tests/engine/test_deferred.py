@@ -77,6 +77,7 @@ def test_a_fault_is_found_with_the_same_facts(found: str, deferred: tuple[Any, L
     assert findings_in(trace.records()) == []
 
 
+@pytest.mark.long_v2
 def test_a_fault_stops_the_engine_before_its_steps_result_takes_effect(stopping: str, tmp_path: Path) -> None:
     config = switched_on(tmp_path, log="off")
     settings, traffic = occasion(FAULTS[stopping])

@@ -45,6 +45,7 @@ def test_steps_that_overlap_are_judged_by_their_own_tables(runner: engine.Runner
     cell(f"{replay.coverage.audited} rows from late copies, {numbers.preemptions} preemptions, 0 skipped, 0 findings")
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("name", STOPPING)
 def test_a_fault_withholds_the_result_of_its_step_while_the_next_one_runs(
     name: str, runner: engine.Runner, tmp_path: Path
@@ -64,6 +65,7 @@ def test_a_fault_withholds_the_result_of_its_step_while_the_next_one_runs(
     assert (stopped.value.step, max(steps)) == (faulty, faulty + 1)
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_only_who_is_named_ends_though_the_next_step_runs_already(
     asynchronous: bool, tmp_path: Path, cell: Any
@@ -85,6 +87,7 @@ def test_only_who_is_named_ends_though_the_next_step_runs_already(
     cell(f"{'async' if asynchronous else 'sync'}, isolate from late copies: ended {len(ended)} of {len(healthy)}")
 
 
+@pytest.mark.long_v2
 def test_drafts_whose_number_the_host_does_not_know_are_judged_by_the_devices_positions(
     runner: engine.Runner, tmp_path: Path, cell: Any
 ) -> None:

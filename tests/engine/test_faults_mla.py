@@ -63,6 +63,7 @@ def test_a_fault_is_found_under_log_and_the_engine_goes_on(name: str, observed: 
     assert findings_in(trace.records()) == []
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_fault_stops_the_engine_under_raise(name: str, tmp_path: Path) -> None:
     with engine.running(additional_config=switched_on(tmp_path, log="off"), **LATENT) as llm:

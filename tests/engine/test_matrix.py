@@ -14,12 +14,20 @@ from kvscope.testing.matrix.features import features
 
 ROWS = 400
 # What runner V2 does in Triton's interpreter takes seconds a step where a model has many groups.
-SHORT = ("gemma3", "gpt-oss", "llama4", "deepseek-v3", "qwen3-next", "mamba2", "whisper", "eagle", "abort", "samples")
-ALSO_V2 = ("gpt-oss", "deepseek-v3", "eagle", "samples")
+SHORT = {"v1": ("gemma3", "llama4", "qwen3-next", "mamba2", "whisper", "abort"), "v2": ("gpt-oss", "deepseek-v3")}
+"""What `make test` runs with each runner; the rest of these is for `make test-long`."""
+KNOWN = {
+    "v1": (*SHORT["v1"], "gpt-oss", "deepseek-v3", "eagle", "samples"),
+    "v2": (*SHORT["v2"], "eagle", "samples"),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("name", ALSO_V2 if metafunc.config.getoption("--runner") == "v2" else SHORT)
+    runner = metafunc.config.getoption("--runner")
+    always = SHORT[runner]
+    metafunc.parametrize(
+        "name", [name if name in always else pytest.param(name, marks=pytest.mark.long) for name in KNOWN[runner]]
+    )
 
 
 def test_a_cell_of_the_matrix(name: str, runner: Runner, tmp_path: Path, cell: Any) -> None:

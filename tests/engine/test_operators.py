@@ -48,6 +48,7 @@ def test_kernels_get_what_was_judged(
     cell(f"{model}: kernels' arguments as judged, {dict(calls.rows)} rows, {dict(calls.tokens)} tokens")
 
 
+@pytest.mark.long_v2
 def test_a_kernel_that_gets_something_else_would_be_noticed(tmp_path: Path) -> None:
     """What is changed behind the point where kvscope looks is seen here, and only here."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
@@ -68,6 +69,7 @@ def test_a_kernel_that_gets_something_else_would_be_noticed(tmp_path: Path) -> N
     assert not Trace(tmp_path).violations
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("block_size", [64, 128])
 def test_blocks_of_a_kernel_are_put_together_again(
     block_size: int, tmp_path: Path, runner: engine.Runner, monkeypatch: pytest.MonkeyPatch, cell: Any

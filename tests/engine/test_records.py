@@ -91,6 +91,7 @@ def test_findings_alone_and_no_request_ids_are_written_and_called_inconclusive(t
     cell(f"records findings, request_ids omitted: {len(written) + len(faulty)} records valid")
 
 
+@pytest.mark.long_v2
 def test_rotation_keeps_the_books_balanced(tmp_path: Path, cell: Any) -> None:
     written = run(tmp_path / "kept", records="full", rotate_bytes=32 << 10, retain_files=1000)
     files = sorted((tmp_path / "kept").glob("*/*.jsonl"))

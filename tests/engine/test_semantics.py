@@ -67,6 +67,7 @@ def test_only_the_group_of_states_is_left_out(observed: tuple[Any, LiveTrace], c
     cell(f"a state beside attention: {coverage.rows} rows audited, as many left out and counted, 0 findings")
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("name", ["slot_plus_one", "table_foreign_block", "dummy_slot"])
 def test_beside_it_faults_are_found_as_ever(name: str, observed: tuple[Any, LiveTrace]) -> None:
     llm, trace = observed

@@ -45,7 +45,7 @@ def command(
     elif event is None:
         show([*_overview(), ("", ""), *next_command("schema", next(iter(RECORDS)))])
     else:
-        show([*_in_full(event), ("", ""), *next_command("schema", event, "--json")])
+        show([*in_full(event), ("", ""), *next_command("schema", event, "--json")])
 
 
 def _overview() -> list[Line]:
@@ -63,7 +63,7 @@ def _overview() -> list[Line]:
     return lines
 
 
-def _in_full(event: str) -> list[Line]:
+def in_full(event: str, *, is_envelope_said: bool = True) -> list[Line]:
     """The event with its own fields, then what these are made of, then the fields that every record has."""
     from kvscope.events.envelope import Envelope
     from kvscope.events.schema import RECORDS, json_schema
@@ -79,7 +79,9 @@ def _in_full(event: str) -> list[Line]:
     for name, meaning in SPELLINGS.items():
         if name in used:
             lines += [("", ""), ("label", name), *wrapped(meaning, hang=0)]
-    return [*lines, ("", ""), ("label", "as in every record"), *_fields(record, shared)]
+    if is_envelope_said:
+        lines += [("", ""), ("label", "as in every record"), *_fields(record, shared)]
+    return lines
 
 
 def _prose(definition: dict[str, Any]) -> Iterator[Line]:

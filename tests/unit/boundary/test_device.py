@@ -48,8 +48,12 @@ def asked(**answers: Any) -> Told:
     return Told(expects_no_plan=False, reads_host_tensors=False, reads_local_lengths=False, **answers)
 
 
+class Runner(SimpleNamespace):
+    """One that can be referred to weakly, as a class of vLLM's can."""
+
+
 def v2_runner(device: d.Device) -> Any:
-    runner = SimpleNamespace(**vars(RUNNER))
+    runner = Runner(**vars(RUNNER))
     runner.block_tables = SimpleNamespace(
         num_blocks=RUNNER.block_tables.num_blocks, block_sizes=[4, 4], input_block_tables=TABLES, slot_mappings=SLOTS
     )

@@ -202,7 +202,7 @@ def test_an_access_outside_the_cache_is_taken_out_of_the_hosts_own_buffer(
     host = runner(shape)
     for token in (0, TOKENS):
         host.slots[token] = SHAPES[shape](torch.tensor([64 * SIZE + 3]))[0]
-    Live(tmp_path, returns_results=False).worker._refuse(host.read(), [])
+    Live(tmp_path, returns_results=False).worker._refuse([], host.read())
     left = as_slots(host.slots.numpy(), SIZE)
     assert [left[0] < 0, left[TOKENS] < 0] == [True, True]
     assert left[1:TOKENS].tolist() == SLOTS[1:TOKENS]

@@ -19,7 +19,7 @@ from kvscope.testing.demo.apart import EngineFailedError
 from kvscope.testing.demo.traffic import prompts, send
 from kvscope.testing.server import ServerFailedError
 from kvscope.testing.trace import TraceBuilder
-from kvscope.testing.trace_file import TraceFile
+from kvscope.testing.trace_file import TraceFile, coverage_of
 
 Capture = pytest.CaptureFixture[str]
 WRONG_SLOT = 67
@@ -33,7 +33,7 @@ def write_trace(
     if frontend:
         stream = TraceFile(builder.directory, "frontend", 0, 50, "run", Ranks())
         stream.write(builder._enabled(stream, {}), "frontend", "config")
-        stream.write(builder._coverage(stream), "frontend", "shutdown")
+        stream.write(coverage_of(stream, False, False, steps=0, rows=0, tokens=0), "frontend", "shutdown")
         stream.close()
     builder.step({"r1": 40, "r2": 40})
     builder.step({"r1": 1, "r2": 1}, damage_plan=_to_another_block if damage else _sound)

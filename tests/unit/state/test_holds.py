@@ -50,13 +50,13 @@ def test_what_is_overdue_is_said_once() -> None:
     held = TwoHolds("deferred")
     assert len(held.holds.overdue(100, 0)) == 2
     assert held.holds.overdue(101, 0) == []
-    assert not held.holds
+    assert not held.holds.open
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_hold_ends_with_the_release_of_all_its_blocks(named: bool) -> None:
     held = TwoHolds("deferred")
-    assert held.holds
+    assert held.holds.open
     held.tell(FREE, "a" if named else None, [2], "deferred")
     assert len(held.holds.overdue(0, 0)) == 0
     held.tell(FREE, "a" if named else None, [1], "deferred")
@@ -81,4 +81,4 @@ def test_the_source_of_a_copy_is_held_by_nobody() -> None:
     ledger, holds = BlockLedger(8, 0), Holds()
     holds.take(PoolOperation(kind=HOLD, block_ids=[1], request_id="a", cause="copy"), ledger, 0)
     holds.take(PoolOperation(kind=HOLD, block_ids=[1], cause="pin"), ledger, 0)
-    assert not holds
+    assert not holds.open
