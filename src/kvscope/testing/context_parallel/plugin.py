@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from kvscope.testing.context_parallel import attention, faults
+from kvscope.testing.context_parallel import attention, faults, masks
 from kvscope.testing.faults.hooks import Hook
 
 _bootstrap: list[Hook] = []
@@ -19,6 +19,7 @@ def register() -> None:
         original(self, *args, **kwargs)
         parallel = self.vllm_config.parallel_config
         if parallel.decode_context_parallel_size > 1:
+            masks.mend()
             attention.install(parallel.cp_kv_cache_interleave_size)
             settings = (self.vllm_config.additional_config or {}).get("kvscope_context_fault")
             if settings is not None:
