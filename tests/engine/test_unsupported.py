@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvscope.errors import ConfigurationError
-from kvscope.testing import engine, models
+from kvscope.testing import engine
+from kvscope.testing.architectures import outline
 
 from .test_healthy import switched_on
 from .traces import Trace
 
-MAMBA: dict[str, Any] = {
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_heads": 8,
-    "head_dim": 16,
-    "state_size": 16,
-    "conv_kernel": 4,
-    "expand": 2,
-    "n_groups": 1,
-    "chunk_size": 16,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "rms_norm": True,
-    "residual_in_fp32": True,
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": False,
-    "vocab_size": 512,
-    "torch_dtype": "float32",
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 SETTINGS: dict[str, Any] = {"load_format": "dummy", "num_blocks": 16, "max_model_len": 128, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
-def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose one cache group holds states, with the tokenizer of another. Its weights do not matter here."""
-    folder = tmp_path_factory.mktemp("mamba2")
-    for path in models.build("qwen3").glob("tokenizer*.json"):
-        shutil.copy(path, folder)
-    (folder / "config.json").write_text(json.dumps(MAMBA))
-    return folder
+def mamba() -> Path:
+    """A model whose one cache group holds states. Its weights do not matter here."""
+    return outline("mamba2")
 
 
 def refusing(folder: Path) -> dict[str, Any]:
