@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
+from . import budget
+
 # A deadline, and how long inputs take to make, would measure how busy the machine is.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
@@ -10,7 +12,13 @@ settings.load_profile("unhurried")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner under test")
-    parser.addoption("--long", action="store_true", help="run the tests marked `long`, and no others")
+    about = "make up as many cases as a thorough run does; of tests of engines run those marked `long`, and no others"
+    parser.addoption("--long", action="store_true", help=about)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        budget.be_thorough()
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

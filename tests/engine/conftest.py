@@ -19,9 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `once` are the first runner's; those marked `long` (V2: or `long_v2`) run when asked for, alone."""
+    """Tests marked `once` are the first runner's; those marked `long`, or so for it, run when asked for, alone."""
     first, long = config.getoption("--runner") == "v1", config.getoption("--long")
-    longs = ("long",) if first else ("long", "long_v2")
+    longs = ("long", "long_v1" if first else "long_v2")
     kept = [
         item
         for item in items

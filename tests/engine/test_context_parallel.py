@@ -39,7 +39,9 @@ def violations(folder: Path) -> list[Any]:
     return Trace(folder).violations
 
 
-@pytest.mark.parametrize("interleave", [1, pytest.param(16, marks=pytest.mark.once)])
+@pytest.mark.parametrize(
+    "interleave", [pytest.param(1, marks=pytest.mark.long), pytest.param(16, marks=pytest.mark.once)]
+)
 def test_ranks_that_share_out_sequences_are_judged_and_clean(
     runner: engine.Runner, tmp_path: Path, cell: Any, interleave: int
 ) -> None:

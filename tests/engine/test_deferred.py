@@ -113,6 +113,7 @@ def test_a_busy_engine_is_judged_whole_and_answers_the_same(runner: engine.Runne
     cell(f"from copies: {trace.rows_audited()} rows, {trace.preemptions()} preemptions, 0 findings")
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.multiprocess
 def test_a_rank_whose_results_nobody_takes_stops_the_engine(tmp_path: Path, cell: Any) -> None:

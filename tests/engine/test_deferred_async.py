@@ -46,7 +46,7 @@ def test_steps_that_overlap_are_judged_by_their_own_tables(runner: engine.Runner
 
 
 @pytest.mark.long_v2
-@pytest.mark.parametrize("name", STOPPING)
+@pytest.mark.parametrize("name", [STOPPING[0], *(pytest.param(name, marks=pytest.mark.long) for name in STOPPING[1:])])
 def test_a_fault_withholds_the_result_of_its_step_while_the_next_one_runs(
     name: str, runner: engine.Runner, tmp_path: Path
 ) -> None:

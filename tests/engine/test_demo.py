@@ -46,6 +46,7 @@ def _check_cost(cost: dict[str, Any]) -> None:
     assert 0 <= cost["own_ns_per_step"] - sum(cost["own_ns_by_hook"].values()) <= len(cost["own_ns_by_hook"])
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.server
 def test_a_demo_that_is_told_to_end_leaves_no_process(runner: engine.Runner, tmp_path: Path) -> None:

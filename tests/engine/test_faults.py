@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,41 @@ AFTER_STEPS = 3
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = selftest.detectable(metafunc.config.getoption("--runner"))
-    if "quiet" in metafunc.fixturenames:
-        metafunc.parametrize("quiet", [name for name in names if name in QUIET and name not in LOADED])
-    if "loaded" in metafunc.fixturenames:
-        metafunc.parametrize("loaded", [name for name in names if name in LOADED])
+    of_each_way, of_each_point = _first_by(_way, names), _first_by(lambda fault: fault.point, names)
+    quiet = [name for name in names if name in QUIET]
+    for fixture, chosen in (
+        ("quiet", [name for name in quiet if name not in LOADED]),
+        ("loaded", [name for name in quiet if name in LOADED]),
+    ):
+        if fixture in metafunc.fixturenames:
+            always = _first_by(_way, chosen)
+            metafunc.parametrize(fixture, [_marked(name, name in always, pytest.mark.long_v2) for name in chosen])
     if "fault" in metafunc.fixturenames:
-        first = {_way_to_stop(FAULTS[name]): name for name in reversed(names)}
         metafunc.parametrize(
-            "fault", [name if name in first.values() else pytest.param(name, marks=pytest.mark.long) for name in names]
+            "fault",
+            [
+                _marked(name, name in of_each_point, pytest.mark.long_v2 if name in of_each_way else pytest.mark.long)
+                for name in names
+            ],
         )
 
 
-def _way_to_stop(fault: Fault) -> tuple[object, ...]:
-    """What `raise` may depend on: where the finding is made, by which check, and whether a launch must be refused.
+def _way(fault: Fault) -> tuple[object, ...]:
+    """What may be another matter for each fault: where it is found, by which check, and whether a launch is refused.
 
-    An engine that was stopped cannot go on, so each fault needs one of its own; the first of each way is tried always,
-    the others with `--long`.
+    `make test` has all faults found with V1, whose steps are quick here, the first of each way with V2, and all others
+    with `--long`. An engine that `raise` has stopped cannot go on, so each fault needs one of its own: there it is
+    the first of each way with V1 and, with V2, of each place where it is found.
     """
     return fault.point, RULES[fault.expected].check, fault.crashes
+
+
+def _first_by(way: Callable[[Fault], object], names: Sequence[str]) -> set[str]:
+    return set({way(FAULTS[name]): name for name in reversed(names)}.values())
+
+
+def _marked(name: str, always: bool, otherwise: pytest.MarkDecorator) -> object:
+    return name if always else pytest.param(name, marks=otherwise)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +167,7 @@ print("survived")
 """
 
 
-@pytest.mark.parametrize("name", CRASHING)
+@pytest.mark.parametrize("name", [_marked(name, name == CRASHING[0], pytest.mark.long) for name in CRASHING])
 def test_under_log_the_finding_is_on_disk_before_the_crash(name: str, runner: engine.Runner, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _CRASH, runner, name, str(tmp_path)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -165,6 +182,7 @@ def test_under_log_the_finding_is_on_disk_before_the_crash(name: str, runner: en
     assert [line for line in process.stdout.splitlines() if "KV_GUARD {" in line and FAULTS[name].expected in line]
 
 
+@pytest.mark.long_v2
 def test_with_everything_off_no_fault_is_noticed(
     runner: engine.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +217,7 @@ def _stopped_engine(name: str, tmp_path: Path, rank: int | None, **settings: Any
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long_v2
 def test_a_fault_stops_an_engine_in_processes_of_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], cell: Any
 ) -> None:
@@ -222,7 +241,7 @@ def test_a_fault_stops_an_engine_in_processes_of_its_own(
     [
         ("slot_plus_one", "write_target_mismatch"),
         # How a rank keeps its access from being launched does not depend on the runner.
-        pytest.param("slot_outside_cache", "write_outside_cache", marks=pytest.mark.once),
+        pytest.param("slot_outside_cache", "write_outside_cache", marks=[pytest.mark.once, pytest.mark.long]),
     ],
 )
 def test_a_fault_on_tensor_parallel_rank_1_alone_stops_the_engine(

@@ -63,6 +63,7 @@ def test_only_who_is_named_ends_and_all_others_have_their_tokens(asynchronous: b
         assert found.faults() == {}
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("name", "rank", "parallel"),

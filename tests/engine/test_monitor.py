@@ -102,6 +102,7 @@ def test_an_extension_is_told_what_is_found_and_changes_nothing(extension: str, 
     assert [known for known in SUBSCRIBERS._known if known.active] == []
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.multiprocess
 def test_extensions_of_an_engine_in_processes_of_its_own(extension: str, tmp_path: Path, cell: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_kernel_that_gets_something_else_would_be_noticed(tmp_path: Path) -> N
 
 
 @pytest.mark.long_v2
-@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("block_size", [64, pytest.param(128, marks=pytest.mark.long)])
 def test_blocks_of_a_kernel_are_put_together_again(
     block_size: int, tmp_path: Path, runner: engine.Runner, monkeypatch: pytest.MonkeyPatch, cell: Any
 ) -> None:

@@ -19,6 +19,7 @@ from kvscope.testing.live import LiveTrace, findings_in
 from kvscope.testing.random_weights import RANDOM_WEIGHTS, register_random_weights
 
 from .test_healthy import switched_on
+from .traces import Trace
 
 # A state beside attention in every layer; vLLM caches no prefixes of it, and sizes its blocks by the state.
 HYBRID: dict[str, Any] = SETTINGS | {
@@ -101,5 +102,5 @@ def test_a_model_that_caches_nothing_is_no_fault_of_ours(runner: engine.Runner, 
     with engine.running(folder, additional_config=switched_on(tmp_path / "out", "log", log="off"), **settings) as llm:
         trace = LiveTrace(llm)
         assert len(llm.embed([TokensPrompt(prompt_token_ids=[5, 6, 7, 8])] * 3, use_tqdm=False)) == 3
-        assert not any(faults for _, faults, _ in trace.run._hooks.hook_numbers().values())
         assert findings_in(trace.records()) == []
+    assert Trace(tmp_path / "out").faults() == {}

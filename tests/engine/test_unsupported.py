@@ -48,6 +48,7 @@ def test_without_refusing_it_starts_and_says_what_is_skipped(mamba: Path, tmp_pa
     assert ("plan", "semantics:mamba", 0) in inactive
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.multiprocess
 def test_in_processes_of_its_own_the_log_has_one_line_that_says_why(

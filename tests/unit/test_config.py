@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.config import (
     CONFIG_KEYS,
@@ -691,7 +692,7 @@ def test_any_json_is_read_or_refused(additional_config: object) -> None:
     reads_or_refuses(additional_config)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.dictionaries(st.sampled_from(CONFIG_KEYS) | st.text(), SECTIONS, max_size=5))
 def test_anything_under_our_keys_is_read_or_refused(additional_config: object) -> None:
     reads_or_refuses(additional_config)

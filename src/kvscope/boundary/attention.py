@@ -236,10 +236,16 @@ class AttentionLayout:
         elif getattr(owner, name, None) not in wrappers:
             missing = f"{owner.__name__} has its own {name}"
         judged = [group.group_id for group in topology.groups if group.judged]
+        self._leave_out_all_but(judged)
         unread = {group_id: missing or self.unread(group_id) for group_id in judged}
         told = {group_id: cause for group_id, cause in unread.items() if cause is not None}
         observer.reads_operators = len(told) < len(judged)
         return told
+
+    def _leave_out_all_but(self, judged: Sequence[int]) -> None:
+        """Nothing is asked of other groups, so nothing is read of them and nothing counted."""
+        self.layers = [layers for layers in self.layers if layers.group_id in judged]
+        self._unknown = {group_id: cause for group_id, cause in self._unknown.items() if group_id in judged}
 
     def whole(self, rows: int, num_tokens: int) -> Extent:
         """All of a batch; the object of the step before if that one was as large."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.analysis.pool import MOST_WAITING, ScheduledPool, rebuild_ledger
 from kvscope.analysis.reader import Trace
@@ -138,7 +139,7 @@ def traffic(draw: st.DrawFn) -> list[tuple[dict[str, int], list[str], list[str]]
     return steps
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=traffic(), data=st.data())
 def test_whatever_the_traffic_was_the_ledger_comes_back(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[dict[str, int], list[str], list[str]]],

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.boundary import runner_v1, runner_v2
 from kvscope.boundary.attention import LAYOUT, AttentionLayout, Extent
@@ -270,7 +271,7 @@ def spoiled(plan: Plan, rng: random.Random) -> tuple[Callable[[Any], object], in
 
 
 @pytest.mark.parametrize("kernel", [None, 8])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 10))
 def test_rows_that_vllm_has_cut_where_a_chunk_ends(kernel: int | None, seed: int, steps: int) -> None:
     world, rng = World(seed, LAYOUTS["chunks"]), random.Random(seed)

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 from vllm.v1.request import RequestStatus
 
 from kvscope.facts.allocator import ALLOC
@@ -27,7 +28,7 @@ def wrapped() -> Iterator[None]:
         yield
 
 
-EXAMPLES = 30
+EXAMPLES = examples(30)
 PREFIXES = [list(range(100)), list(range(40)) + list(range(200, 260)), list(range(300, 400))]
 SETTINGS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 ACTS = st.lists(

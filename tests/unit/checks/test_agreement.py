@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.agreement import agreed_plan
 from kvscope.checks.finding import Finding
@@ -241,7 +242,7 @@ def with_live_requests(seed: int, layout: str, chunk: int) -> tuple[World, Both]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=STEPS, chunk=st.sampled_from([1, 1, 3, 48]))
 def test_the_shortcut_agrees_exactly_where_all_rules_are_silent(
     layout: str, seed: int, steps: list[tuple[str, str, str | None, bool]], chunk: int
@@ -266,7 +267,7 @@ def test_the_shortcut_agrees_exactly_where_all_rules_are_silent(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", sorted(ALL))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(seed=st.integers(0, 2**32), before=st.integers(0, 40))
 def test_one_change_after_long_steady_decoding_is_not_agreed_to(name: str, layout: str, seed: int, before: int) -> None:
     """Every step agreed, through new blocks and appended ones; then the change; then agreement again."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_plan
@@ -87,7 +88,7 @@ def tables_of(world: World) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("layout", GROUPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), interleave=st.sampled_from([1, 2, 8, 16]), steps=st.integers(1, 8))
 def test_a_sound_engine_of_several_ranks_causes_no_finding(layout: str, seed: int, interleave: int, steps: int) -> None:
     world, ranks = dealt_world(seed, layout, interleave)
@@ -106,7 +107,7 @@ def test_a_sound_engine_of_several_ranks_causes_no_finding(layout: str, seed: in
 
 
 @pytest.mark.parametrize("layout", GROUPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), interleave=st.sampled_from([1, 2, 8, 16]))
 def test_one_wrong_slot_of_a_rank_is_found_for_what_it_is(layout: str, seed: int, interleave: int) -> None:
     world, ranks = dealt_world(seed, layout, interleave)
@@ -141,7 +142,7 @@ def test_one_wrong_slot_of_a_rank_is_found_for_what_it_is(layout: str, seed: int
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), dcp=st.booleans(), steps=st.integers(1, 5))
 def test_sound_ranks_that_cut_prompts_cause_no_finding(size: int, seed: int, dcp: bool, steps: int) -> None:
     """With ``dcp`` the gathered keys are stored by shares, too, over the same ranks."""

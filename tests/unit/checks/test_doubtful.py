@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.judge import judge_bind
 from kvscope.checks.rule import Part
@@ -59,7 +60,7 @@ def declarations(draw: Any, topology: Topology) -> list[Declaration]:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=["full", "window", "chunks", "mixed", "no group"])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_what_is_not_doubtful_has_no_finding(topology: Topology, data: st.DataObject) -> None:
     """And nothing is found otherwise by bindings that did not add up the tokens of the steps before."""
@@ -76,7 +77,7 @@ def test_what_is_not_doubtful_has_no_finding(topology: Topology, data: st.DataOb
 
 
 @pytest.mark.parametrize("layout", ["full", "mla"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25), chunk=st.sampled_from([1, 48]))
 def test_a_sound_scheduler_is_not_doubted(layout: str, seed: int, steps: int, chunk: int) -> None:
     """Else the rules would run in every step: nothing would be wrong but the price."""

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
@@ -62,7 +63,7 @@ class Beside:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25), lag=st.integers(0, 2))
 def test_a_sound_engine_beside_a_sound_pool_causes_no_finding(layout: str, seed: int, steps: int, lag: int) -> None:
     """Results come ``lag`` steps late. The rules are run on every plan, asked or not."""
@@ -87,7 +88,7 @@ def said(findings: list[Finding]) -> set[tuple[str, object, object]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CHANGES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(2, 10))
 def test_what_is_wrong_is_said_as_without_the_pool_and_more(name: str, layout: str, seed: int, steps: int) -> None:
     engine = Beside(seed, layout)
@@ -111,7 +112,7 @@ def test_what_is_wrong_is_said_as_without_the_pool_and_more(name: str, layout: s
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 14), reads=st.booleans())
 def test_a_block_that_was_released_is_told_as_that(layout: str, seed: int, steps: int, reads: bool) -> None:
     engine = Beside(seed, layout)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.handed import HandedPlan
 from kvscope.facts.operators import OperatorArguments, OperatorRows
@@ -84,7 +85,7 @@ def cuts_of(plan: Plan, rng: random.Random) -> list[Cut]:
 
 
 @pytest.mark.parametrize("layout", KERNELS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 8), cut=st.booleans())
 def test_sound_arguments_are_agreed_to(layout: str, seed: int, steps: int, cut: bool) -> None:
     groups, ratio, stride = KERNELS[layout]
@@ -105,7 +106,7 @@ def test_sound_arguments_are_agreed_to(layout: str, seed: int, steps: int, cut: 
 
 @pytest.mark.parametrize("layout", KERNELS)
 @pytest.mark.parametrize("name", SPOIL)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 8), cut=st.booleans())
 def test_one_wrong_entry_is_found_where_the_oracle_sees_it(
     name: str, layout: str, seed: int, steps: int, cut: bool

@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_bind, judge_plan
@@ -61,7 +62,7 @@ def declared_and_planned(world: World, judge: Judge, *, decode_only: bool = Fals
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 14))
 def test_a_sound_engine_causes_no_finding(layout: str, seed: int, steps: int) -> None:
     world, judge = run(seed, layout)
@@ -73,7 +74,7 @@ def test_a_sound_engine_causes_no_finding(layout: str, seed: int, steps: int) ->
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_steady_decoding_over_block_boundaries_causes_no_finding(layout: str, seed: int) -> None:
     world, judge = run(seed, layout)
@@ -91,7 +92,7 @@ def test_steady_decoding_over_block_boundaries_causes_no_finding(layout: str, se
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CHANGES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 10), steady=st.booleans())
 def test_one_changed_fact_causes_exactly_what_follows_from_it(
     name: str, layout: str, seed: int, steps: int, steady: bool
@@ -112,7 +113,7 @@ def test_one_changed_fact_causes_exactly_what_follows_from_it(
         assert judge.judge(declaration, plan) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @example(seed=29146, layout="full", steps=5)  # three tokens in one slot
 @given(seed=st.integers(0, 2**32), layout=st.sampled_from(sorted(LAYOUTS)), steps=st.integers(1, 8))
 def test_every_row_that_has_a_wrong_fact_has_a_finding(seed: int, layout: str, steps: int) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from tests.budget import examples
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_audit, judge_pool, judge_settled
@@ -162,7 +163,7 @@ class JudgedLives(BlockLives):
 
 TestJudgedLives = JudgedLives.TestCase
 TestJudgedLives.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

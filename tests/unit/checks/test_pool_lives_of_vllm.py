@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.budget import examples
 
 from unit.checks.test_pool_lives import JudgedLives
 from unit.state.pools import VllmPool
@@ -17,5 +18,5 @@ class JudgedLivesInVllm(JudgedLives):
 
 TestJudgedLivesInVllm = JudgedLivesInVllm.TestCase
 TestJudgedLivesInVllm.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

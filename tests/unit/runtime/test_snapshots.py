@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.plan_view import StepView
 from kvscope.facts.digest import column_weights
@@ -35,7 +36,7 @@ def damaged(change: Any = None, *, spell: bool = False) -> PlanSnapshot:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 8), spell=st.booleans())
 def test_a_snapshot_says_what_the_plan_said(layout: str, seed: int, steps: int, spell: bool) -> None:
     world = World(seed, LAYOUTS[layout])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.checks.finding import Finding
 from kvscope.errors import ViolationError
@@ -605,7 +606,7 @@ def spelled(kept: AgreedPlan | PlanSnapshot) -> PlanSnapshot:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(CHANGES)), steps=st.integers(0, 40))
 def test_a_fault_in_long_steady_decoding_is_found_as_on_the_first_plan_and_then_all_is_well(
     tmp_path_factory: pytest.TempPathFactory, layout: str, seed: int, name: str, steps: int

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from tests.budget import examples
 
 from kvscope.checks.finding import Finding
 from kvscope.events.names import PLAIN, RequestNames
@@ -45,7 +46,7 @@ def test_a_reader_gets_each_finding_once_and_in_order(shared: SharedFile) -> Non
     reader.close()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(value=findings)
 def test_any_finding_arrives_equal_but_for_its_texts(tmp_path_factory: pytest.TempPathFactory, value: Finding) -> None:
     """These may name requests, and stand in the record."""

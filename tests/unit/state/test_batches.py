@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.facts.digest import column_weights
 from kvscope.state.batches import BatchTable
@@ -20,7 +21,7 @@ def refreshed(bindings: Bindings, table: BatchTable, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 12))
 def test_a_batch_holds_what_attention_must_see_however_often_it_is_refreshed(
     layout: str, seed: int, steps: int

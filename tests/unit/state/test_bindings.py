@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.budget import examples
 
 from kvscope.facts.requests import BlockIds, StepRequests
 from kvscope.facts.topology import FULL_ATTENTION, SLIDING_WINDOW, Group, Topology
@@ -180,7 +181,7 @@ class Replayed(RuleBasedStateMachine):
 
 TestReplayed = Replayed.TestCase
 TestReplayed.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

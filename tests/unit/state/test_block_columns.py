@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.facts.allocator import ALLOC, FREE, TOUCH, PoolOperation
 from kvscope.state import block_columns
@@ -29,7 +30,7 @@ def ledger() -> BlockLedger:
 
 
 @pytest.mark.parametrize("one_by_one", [0, 100])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ids=IDS, change=st.sampled_from([None, -1, 0, 1]), at=st.integers(0, 5))
 def test_some_blocks_are_what_each_of_them_is(one_by_one: int, ids: list[int], change: int | None, at: int) -> None:
     of = ledger()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.facts.allocator import ALLOC, CACHE, CAUSES, EVICT, FREE, HOLD, KINDS, RESET, TOUCH, PoolOperation
 from kvscope.state import block_operations, written_prefix
@@ -28,7 +29,7 @@ class Lives(BlockLives):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 NUM_BLOCKS = 12
@@ -786,7 +787,7 @@ def play(said: list[tuple[PoolOperation, int] | str], one_by_one: int) -> Iterat
         yield ledger
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(SAID, max_size=25))
 def test_nonsense_is_taken_over_as_far_as_it_goes(said: list[tuple[PoolOperation, int] | str]) -> None:
     """Whatever is said, few blocks and many are treated alike, and the numbers of a block belong together."""
@@ -807,7 +808,7 @@ def test_nonsense_is_taken_over_as_far_as_it_goes(said: list[tuple[PoolOperation
         )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.tuples(

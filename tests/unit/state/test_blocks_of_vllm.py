@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.budget import examples
 
 from unit.state.block_lives import BlockLives
 from unit.state.pools import VllmPool
@@ -17,5 +18,5 @@ class LivesInVllm(BlockLives):
 
 TestLivesInVllm = LivesInVllm.TestCase
 TestLivesInVllm.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

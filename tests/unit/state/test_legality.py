@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.facts.allocator import ALLOC, HOLD, RECEIVE, TOUCH
 from kvscope.facts.topology import SLIDING_WINDOW
@@ -144,7 +145,7 @@ def test_the_part_of_a_last_block_is_known_in_a_batch_that_goes_on() -> None:
     story.fine()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     starts=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=60),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.budget import examples
 
 from kvscope.state.progress import Progress
 from unit.checks.scenes import declare
@@ -92,7 +93,7 @@ def test_a_correction_and_a_departure_end_the_batch() -> None:
     assert progress.end_of("b") is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     ends=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 70), min_size=1),
     sizes=st.lists(st.sampled_from([1, 2, 3, 16, 32]), min_size=1, max_size=3),

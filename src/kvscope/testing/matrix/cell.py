@@ -38,7 +38,8 @@ Word = Literal["ok", "failed", "not run"]
 
 _PROBES = 4
 _PROBE_TOKENS = 16
-_PROBED = 8
+_KEPT = 8
+"""How many tokens at the end of a prompt stay as they are: more than a convolution over tokens sees."""
 _SERVER_DEADLINE_S = 400
 
 
@@ -211,7 +212,8 @@ def _prompt_dependent(llm: Any, calls: Sequence[Call]) -> int:
                 inner = prompt["decoder_prompt"] = dict(prompt["decoder_prompt"])
             text = inner if inner is not None else prompt
             tokens = text["prompt_token_ids"]
-            text["prompt_token_ids"] = [token + 7 * shift for token in tokens[:_PROBED]] + tokens[_PROBED:]
+            probed = len(tokens) - min(_KEPT, len(tokens) // 2)
+            text["prompt_token_ids"] = [token + 7 * shift for token in tokens[:probed]] + tokens[probed:]
             sampling = dict(call.sampling) | {"max_tokens": _PROBE_TOKENS}
             probes.append(Call(name=f"probe-{number}-{shift}", prompt=prompt, sampling=sampling))
     answers = traffic.serve(llm, probes).answers
