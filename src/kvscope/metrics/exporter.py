@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kvscope.logs import say
 from kvscope.metrics.bodies import Bodies, CollectionError
+from kvscope.metrics.families import Family
 from kvscope.metrics.http import Answer, HttpServer, Limits, Request, listen
 from kvscope.metrics.place import ExportLock, Place
 from kvscope.metrics.rendering import negotiated
