@@ -63,7 +63,7 @@ class Exporter:
         self._settings = settings
         self._is_on = is_on
         self._lock = ExportLock(settings.folder)
-        self._server = HttpServer(self._answer, limits)
+        self._limits = limits
         self._bodies = Bodies(collect, interval_s=settings.scrape_interval_s)
         self._listening: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,12 +149,13 @@ class Exporter:
         )
         # A loop of this kind whatever policy the process has set for its own.
         self._loop = loop = asyncio.SelectorEventLoop()
+        server = HttpServer(self._answer, self._limits)
         try:
-            loop.run_until_complete(self._server.start(listening))
+            loop.run_until_complete(server.start(listening))
             self._announce(place)
             if not self._stopping.is_set():
                 loop.run_forever()
-            loop.run_until_complete(self._server.stop())
+            loop.run_until_complete(server.stop())
         finally:
             self._loop = None
             loop.close()

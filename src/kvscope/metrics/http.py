@@ -111,7 +111,9 @@ class HttpServer:
             await asyncio.wait_for(writer.wait_closed(), self._limits.request_s)
         except (OSError, EOFError, asyncio.TimeoutError):  # the client is gone, or too slow
             return
-        except asyncio.CancelledError:  # from `stop`, or to make room: it ends here, and the stream's owner may not see it
+        except (
+            asyncio.CancelledError
+        ):  # from `stop`, or to make room: it ends here, and the stream's owner may not see it
             return
         finally:
             self._open.discard(connection)

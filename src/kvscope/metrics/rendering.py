@@ -50,12 +50,16 @@ def prometheus_families(families: Sequence[Family]) -> Iterator[PrometheusFamily
             labels = dict(sample.labels)
             if family.kind == "histogram":
                 for bound, count in sample.buckets:
-                    made.add_sample(f"{name}_bucket", {**labels, "le": floatToGoString(bound)}, count)
+                    made.add_sample(f"{name}_bucket", {**labels, "le": _bound(bound)}, count)
                 made.add_sample(f"{name}_count", labels, sample.count)
                 made.add_sample(f"{name}_sum", labels, sample.value)
             else:
                 made.add_sample(family.name, labels, sample.value)
         yield made
+
+
+def _bound(bound: float) -> str:
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
 
 
 def negotiated(accept: str) -> Format:
