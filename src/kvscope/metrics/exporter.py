@@ -20,12 +20,16 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+import msgspec
+
 from kvscope.logs import say
 from kvscope.metrics.bodies import Bodies, CollectionError
 from kvscope.metrics.families import Family
 from kvscope.metrics.http import Answer, HttpServer, Limits, Request, listen
+from kvscope.metrics.page import HTML, PAGE_HEADERS, VIEW_PATH, page
 from kvscope.metrics.place import ExportLock, Place
 from kvscope.metrics.rendering import negotiated
+from kvscope.metrics.viewing import MONITOR_OFF, Viewer, readout_of
 
 __all__ = ["Exporter", "ExporterSettings"]
 
@@ -42,6 +46,7 @@ class ExporterSettings:
     port: int = 9460
     metrics_path: str = "/metrics"
     scrape_interval_s: float = 1.0
+    prefix: str = "vllm_ascend_"
     take_over_s: float = TAKE_OVER_S
 
 
@@ -65,6 +70,7 @@ class Exporter:
         self._lock = ExportLock(settings.folder)
         self._limits = limits
         self._bodies = Bodies(collect, interval_s=settings.scrape_interval_s)
+        self._viewer = Viewer(f"this exporter's {settings.metrics_path}", settings.run_id)
         self._listening: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -173,6 +179,10 @@ class Exporter:
     async def _answer(self, request: Request) -> Answer:
         if request.path == self._settings.metrics_path:
             return await self._metrics(request.headers.get("accept", ""))
+        if request.path == "/":
+            return Answer(content_type=HTML, body=page(), headers=PAGE_HEADERS)
+        if request.path == VIEW_PATH:
+            return await self._view()
         if request.path == "/favicon.ico":
             return Answer(status=HTTPStatus.NO_CONTENT)
         return Answer.line(HTTPStatus.NOT_FOUND, f"nothing is here; the metrics are at {self._settings.metrics_path}")
@@ -182,9 +192,27 @@ class Exporter:
         try:
             body = await self._bodies.body(form.name, form.render) if self._is_on() else b""
         except (CollectionError, OSError, ValueError) as error:
-            line = " ".join(f"collection failed: {error}".split())
-            return Answer.line(HTTPStatus.INTERNAL_SERVER_ERROR, line, Retry_After="1")
+            return _failed(error)
         return Answer(content_type=form.content_type, body=body)
+
+    async def _view(self) -> Answer:
+        try:
+            body = await self._bodies.body("view", self._viewed) if self._is_on() else self._unwatched()
+        except (CollectionError, OSError, ValueError) as error:
+            return _failed(error)
+        return Answer(content_type="application/json", body=body)
+
+    def _viewed(self, families: Sequence[Family]) -> bytes:
+        view = self._viewer.view(readout_of(families, self._settings.prefix, at_s=time.time()))
+        return msgspec.json.encode(view)
+
+    def _unwatched(self) -> bytes:
+        return msgspec.json.encode(self._viewer.empty(time.time(), MONITOR_OFF))
+
+
+def _failed(error: Exception) -> Answer:
+    line = " ".join(f"collection failed: {error}".split())
+    return Answer.line(HTTPStatus.INTERNAL_SERVER_ERROR, line, Retry_After="1")
 
 
 _begun: weakref.WeakSet[Exporter] = weakref.WeakSet()

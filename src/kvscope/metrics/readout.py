@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Reading"]
+__all__ = ["Readout"]
 
 Labels = frozenset[tuple[str, str]]
 
 
-class Reading:
+class Readout:
     """Values by the name of the sample (for a histogram with `_bucket`, `_sum`, `_count`) and its labels.
 
     A value that is no number (NaN) is no value. `at_s` is wall time in seconds.
@@ -48,7 +48,7 @@ class Reading:
                 sums[own[label]] = sums.get(own[label], 0.0) + value
         return sums
 
-    def quantile(self, share: float, name: str, *, since: Reading | None = None, **labels: str) -> float | None:
+    def quantile(self, share: float, name: str, *, since: Readout | None = None, **labels: str) -> float | None:
         """A quantile of a histogram, as PromQL's histogram_quantile has it: linear within a bucket, and the highest
         finite bound where it lies above that. `since` leaves out what had been observed before. None: nothing was.
         """
