@@ -4,6 +4,7 @@
     ├── ConfigurationError   (also ValueError)    a setting is wrong; start-up stops before the model loads
     ├── ViolationError       (also RuntimeError)  action "raise" latched on a finding, in EngineCore
     ├── UnreadableTraceError                      a trace that the offline commands cannot make sense of
+    ├── UnreadableMetricsError                    a metrics file that is foreign, torn or of another version
     └── HostMismatchError                         a seam of the host does not look as the adapter expects
 
 Two of them ever reach vLLM: ConfigurationError at start-up, and ViolationError where the user chose action "raise".
@@ -18,6 +19,7 @@ __all__ = [
     "ConfigurationError",
     "HostMismatchError",
     "KvscopeError",
+    "UnreadableMetricsError",
     "UnreadableTraceError",
     "ViolationError",
     "quoted",
@@ -84,6 +86,21 @@ class UnreadableTraceError(KvscopeError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(path, message)
         self.path = path
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class UnreadableMetricsError(KvscopeError):
+    """A metrics file that says nothing: `reason` is `foreign` (no metrics file at all), `torn` (it ends early, or is
+    damaged) or `other_version` (written by a kvscope whose metrics are others).
+    """
+
+    def __init__(self, path: str, reason: str, message: str) -> None:
+        super().__init__(path, reason, message)
+        self.path = path
+        self.reason = reason
         self.message = message
 
     def __str__(self) -> str:

@@ -48,7 +48,9 @@ def connectors(kind: str, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["offloading", "example", "multi"])
+@pytest.mark.parametrize(
+    "kind", ["offloading", *(pytest.param(kind, marks=pytest.mark.long_v2) for kind in ("example", "multi"))]
+)
 def test_a_healthy_connector_is_silent_and_changes_nothing(
     kind: str, runner: engine.Runner, tmp_path: Path, cell: Any
 ) -> None:
@@ -92,6 +94,7 @@ def test_what_was_found_about_a_connector_is_found_in_the_trace(tmp_path: Path, 
     cell(f"{len(reasons)} reasons, the same live and in the replay")
 
 
+@pytest.mark.long_v2
 def test_the_faults_of_a_connector_leave_an_engine_without_kvscope_in_order(runner: engine.Runner) -> None:
     with engine.running(**LOADING) as llm:
         before = workload(llm, max_tokens=4)

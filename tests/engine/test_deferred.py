@@ -96,6 +96,7 @@ def test_a_fault_stops_the_engine_before_its_steps_result_takes_effect(stopping:
             llm.llm_engine.step()
 
 
+@pytest.mark.long_v2
 def test_a_busy_engine_is_judged_whole_and_answers_the_same(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
     """Hits, chunks and preemptions; and the trace of it replays to the same."""
     requests = prompts(12)

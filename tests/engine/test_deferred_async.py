@@ -26,6 +26,7 @@ ROWS: dict[engine.Runner, int] = {"v1": 1_500, "v2": 300}
 STOPPING = ("slot_plus_one", "table_foreign_block", "position_shifted", "seq_len_minus")
 
 
+@pytest.mark.long_v2
 def test_steps_that_overlap_are_judged_by_their_own_tables(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
     """A storm of hits, preemptions, aborts and resets, in which blocks change hands while a plan is on its way."""
     config = switched_on(tmp_path, action="log", queue_records=1 << 17, queue_bytes=1 << 28)

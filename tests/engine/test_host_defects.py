@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvscope.testing import engine
 from kvscope.testing.host_defects import example_connector, failed_load, recompute
 
@@ -22,6 +24,7 @@ def test_only_runner_v2_does_not_repeat_a_failed_load(runner: engine.Runner, tmp
     cell(f"repeated load: {len(outcome.findings)} findings")
 
 
+@pytest.mark.long_v2
 def test_a_connector_that_counts_below_zero_has_shared_blocks_written(tmp_path: Path, cell: Any) -> None:
     outcome = example_connector(tmp_path)
     assert {finding.reason for finding in outcome.findings} == {"write_shared_block"}

@@ -31,7 +31,7 @@ def ended_early(healthy: list[list[int]], tokens: list[list[int]]) -> list[str]:
     return [f"workload-0-{n}" for n, (a, b) in enumerate(zip(healthy, tokens, strict=True)) if len(b) < len(a)]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.long_v2)], ids=["sync", "async"])
 def test_only_who_is_named_ends_and_all_others_have_their_tokens(asynchronous: bool, tmp_path: Path, cell: Any) -> None:
     config = switched_on(tmp_path, "isolate", log="off")
     with ExitStack() as stack:

@@ -37,6 +37,7 @@ def ledgers(llm: Any) -> tuple[BlockLedger, BlockLedger]:
     return scheduled.ledger, followed.sides[0]
 
 
+@pytest.mark.long_v2
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_a_healthy_storm_is_clean_and_its_ledgers_come_back(
     runner: engine.Runner, asynchronous: bool, tmp_path: Path, cell: Any

@@ -57,7 +57,9 @@ def run(folder: Path, *, fault: str | None = None, tokens: int = 24, **output: A
     return validated(folder)
 
 
-@pytest.mark.parametrize(("records", "ids"), [("full", "plain"), ("compact", "hashed")])
+@pytest.mark.parametrize(
+    ("records", "ids"), [pytest.param("full", "plain", marks=pytest.mark.long_v2), ("compact", "hashed")]
+)
 def test_what_is_written_is_valid_and_is_judged_offline_as_it_was_live(
     records: str, ids: str, tmp_path: Path, cell: Any
 ) -> None:
@@ -79,6 +81,7 @@ def test_what_is_written_is_valid_and_is_judged_offline_as_it_was_live(
     cell(f"records {records}, request_ids {ids}: {len(written) + len(faulty)} records valid, offline agrees with live")
 
 
+@pytest.mark.long_v2
 def test_findings_alone_and_no_request_ids_are_written_and_called_inconclusive(tmp_path: Path, cell: Any) -> None:
     written = run(tmp_path / "healthy", records="findings", request_ids="omitted")
     assert {record["event"] for record in written} <= {"kv.enabled", "kv.coverage", "kv.error"}
@@ -110,6 +113,7 @@ def test_rotation_keeps_the_books_balanced(tmp_path: Path, cell: Any) -> None:
     cell(f"rotation: {len(files)} files of one process kept, 2 of as many with the others declared deleted")
 
 
+@pytest.mark.long_v2
 def test_checks_that_no_longer_run_are_named_and_nothing_is_called_clean(runner: engine.Runner, tmp_path: Path) -> None:
     plan = "runner_v1.slots" if runner == "v1" else "runner_v2.attn"
     with engine.running(additional_config=switched_on(tmp_path, "log", log="off"), **SETTINGS) as llm:

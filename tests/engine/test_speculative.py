@@ -17,7 +17,7 @@ from .test_healthy import CROWDED, answers, assert_clean, prompts, switched_on
 from .traces import Trace
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.long_v2)], ids=["sync", "async"])
 def test_drafts_of_the_model_itself(runner: engine.Runner, asynchronous: bool, tmp_path: Path, cell: Any) -> None:
     draft = {"method": "draft_model", "model": str(models.build("qwen3")), "num_speculative_tokens": 3}
     settings = CROWDED | {"num_blocks": 30, "max_num_seqs": 8, "async_scheduling": asynchronous}

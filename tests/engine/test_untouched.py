@@ -131,6 +131,7 @@ def test_off_leaves_every_function_of_vllm_as_it_was(
     assert changed_by(_OFF, runner, tmp_path) == changed_by_vllm
 
 
+@pytest.mark.long_v2
 def test_uninstalled_leaves_every_function_of_vllm_as_it_was(
     runner: engine.Runner, tmp_path: Path, changed_by_vllm: list[str]
 ) -> None:

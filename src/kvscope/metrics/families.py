@@ -32,12 +32,25 @@ Values = Mapping[str, Mapping[tuple[str, ...], Value]]
 observed; it is not zero."""
 
 
+class CustomValue(msgspec.Struct, frozen=True, array_like=True):
+    """What a registered collector said last. ``name`` is complete. Of a histogram ``value`` is the sum of all
+    observations, and ``buckets`` are ``(upper bound, how many were at most that)``, the last bound being infinity.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    value: float
+    buckets: tuple[tuple[float, float], ...] = ()
+
+
 class ProcessValues(msgspec.Struct, frozen=True, kw_only=True):
     """What one process said last.
 
     ``process`` is ``frontend``, ``engine``, ``worker`` or ``all``; ``rank`` stands in the file's name; ``engine`` is
     the value of that label. ``is_alive`` is None where it cannot be told. ``has_ended`` says that it ended in an
-    orderly way. ``snapshot_wall_ns`` is when it said it, ``age_seconds`` how long ago that was.
+    orderly way. ``snapshot_wall_ns`` is when it said it, ``age_seconds`` how long ago that was. ``prefix`` is what the
+    run's configuration has. ``num_torn_slabs`` counts threads whose numbers cannot be read.
     """
 
     run_id: str
@@ -51,6 +64,9 @@ class ProcessValues(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: bool | None
     has_ended: bool
     values: Values
+    prefix: str = ""
+    custom: tuple[CustomValue, ...] = ()
+    num_torn_slabs: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -123,8 +139,8 @@ def _run(run_id: str, members: list[ProcessValues]) -> Run:
 
 
 def families(processes: Sequence[ProcessValues], *, prefix: str) -> list[Family]:
-    """The metrics of one run's processes (``Run.processes``), in the order of the catalog; those without any series are
-    left out. ``prefix`` is that of ``kv_monitor.prefix``.
+    """The metrics of one run's processes (``Run.processes``), in the order of the catalog, then those of registered
+    collectors; those without any series are left out. ``prefix`` is that of ``kv_monitor.prefix``.
     """
     found = []
     for metric in METRICS.values():
@@ -132,7 +148,36 @@ def families(processes: Sequence[ProcessValues], *, prefix: str) -> list[Family]
         if samples:
             name = f"{prefix}{metric.name}"
             found.append(Family(name, metric.kind, metric.help, metric.unit, samples))
-    return found
+    return found + _custom_families(processes)
+
+
+def _custom_families(processes: Sequence[ProcessValues]) -> list[Family]:
+    """Of an engine's processes counters and histograms are added; of gauges the largest counts."""
+    merged: dict[str, dict[str, CustomValue]] = {}
+    for process in processes:
+        for value in process.custom:
+            of_name = merged.setdefault(value.name, {})
+            before = of_name.get(process.engine)
+            of_name[process.engine] = value if before is None else _added(before, value)
+    return [
+        Family(name, next(iter(values.values())).kind, next(iter(values.values())).help, "", _custom_samples(values))
+        for name, values in sorted(merged.items())
+    ]
+
+
+def _custom_samples(values: Mapping[str, CustomValue]) -> tuple[Sample, ...]:
+    return tuple(
+        Sample({ENGINE: engine}, value.value, value.buckets)
+        for engine, value in sorted(values.items(), key=lambda item: _order(item[0]))
+    )
+
+
+def _added(one: CustomValue, other: CustomValue) -> CustomValue:
+    if one.kind != other.kind or len(one.buckets) != len(other.buckets):
+        return other  # registered in two ways under one name: what was said last
+    value = max(one.value, other.value) if one.kind == "gauge" else one.value + other.value
+    buckets = tuple((bound, a + b) for (bound, a), (_, b) in zip(one.buckets, other.buckets, strict=True))
+    return msgspec.structs.replace(one, value=value, buckets=buckets)
 
 
 def _samples(metric: Metric, processes: Sequence[ProcessValues]) -> Iterator[Sample]:
@@ -140,8 +185,8 @@ def _samples(metric: Metric, processes: Sequence[ProcessValues]) -> Iterator[Sam
     for process in processes:
         for key, value in _values(metric, process).items():
             series = (process.engine, key)
-            merged[series] = _combined(metric, merged[series], value) if series in merged else value
-    for (engine, key), value in sorted(merged.items(), key=lambda item: (_numeric(item[0][0]), item[0][0])):
+            merged[series] = combined(metric, merged[series], value) if series in merged else value
+    for (engine, key), value in sorted(merged.items(), key=lambda item: _order(item[0][0])):
         labels = {ENGINE: engine} | {name: of for name, of in zip(metric.label_names, key, strict=True) if of}
         if isinstance(value, Histogram):
             yield Sample(labels, value.total, _cumulative(metric, value))
@@ -155,7 +200,12 @@ def _values(metric: Metric, process: ProcessValues) -> Mapping[tuple[str, ...], 
     return process.values.get(metric.name, {})
 
 
-def _combined(metric: Metric, one: Value, other: Value) -> Value:
+def combined(metric: Metric, one: Value, other: Value) -> Value:
+    """The value of two processes, or of two threads, of one engine.
+
+    Raises:
+        TypeError: one is a histogram and the other is not.
+    """
     if isinstance(one, Histogram) and isinstance(other, Histogram):
         counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
         return Histogram(counts, one.total + other.total)
@@ -173,6 +223,6 @@ def _cumulative(metric: Metric, histogram: Histogram) -> tuple[tuple[float, floa
     return tuple(buckets)
 
 
-def _numeric(engine: str) -> int:
+def _order(engine: str) -> tuple[int, str]:
     """Engines in the order of their ranks; what is no engine comes last."""
-    return int(engine) if engine.isdecimal() else 1 << 30
+    return (int(engine), "") if engine.isdecimal() else (1 << 30, engine)
