@@ -105,7 +105,7 @@ class RunFollower:
         if isinstance(record, UnknownRecord):
             return
         self._last_wall_ns = max(self._last_wall_ns, record.wall_ns)
-        self._remarks.setdefault(log.name, _Remarks(str(log.dp_rank))).take(record)
+        self._remarks.setdefault(log.name, _Remarks(str(log.dp_rank), log.is_worker)).take(record)
         if engine is not None:
             engine.take(record)
 
@@ -123,16 +123,23 @@ class RunFollower:
         holds = [hold for of_engine in known if of_engine is not None for hold in of_engine]
         if None in known or not known:
             why["holds"] = _UNOBSERVED
-        rows = [remarks.rows() for remarks in self._remarks.values()]
-        audited, scheduled = sum(row[0] for row in rows), sum(row[1] for row in rows)
         return Followed(
             at_s=self._last_wall_ns / 1e9,
             samples=samples,
             requests=requests,
             holds=None if "holds" in why else holds,
-            coverage_share=audited / scheduled if scheduled else None,
+            coverage_share=self._coverage_share(),
             no_data=why,
         )
+
+    def _coverage_share(self) -> float | None:
+        """Audited rows of those that were scheduled for every worker; None before both sides have said theirs."""
+        audited = scheduled = 0
+        for engine in {remarks.engine for remarks in self._remarks.values()}:
+            said = [remarks for remarks in self._remarks.values() if remarks.engine == engine]
+            audited += sum(remarks.rows()[0] for remarks in said)
+            scheduled += sum(remarks.rows()[1] for remarks in said) * sum(remarks.is_worker for remarks in said)
+        return min(audited / scheduled, 1.0) if scheduled and audited else None
 
 
 class _Engine:
@@ -246,8 +253,9 @@ class _Engine:
 class _Remarks:
     """What one process said of its own work: its last kv.coverage, and the findings that it has written since."""
 
-    def __init__(self, engine: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: str, is_worker: bool) -> None:
+        self.engine = engine
+        self.is_worker = is_worker
         self._coverage: CoverageRecord | None = None
         self._written: Counter[str] = Counter()
 
@@ -285,7 +293,7 @@ class _Remarks:
             yield self._sample("records_dropped_total", dropped, cause=cause)
 
     def _sample(self, name: str, value: float, **labels: str) -> Sample:
-        return name, {"engine": self._engine, **labels}, float(value)
+        return name, {"engine": self.engine, **labels}, float(value)
 
 
 def _cause(cause: str) -> str:

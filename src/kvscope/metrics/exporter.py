@@ -46,7 +46,6 @@ class ExporterSettings:
     port: int = 9460
     metrics_path: str = "/metrics"
     scrape_interval_s: float = 1.0
-    prefix: str = "vllm_ascend_"
     take_over_s: float = TAKE_OVER_S
 
 
@@ -203,7 +202,7 @@ class Exporter:
         return Answer(content_type="application/json", body=body)
 
     def _viewed(self, families: Sequence[Family]) -> bytes:
-        view = self._viewer.view(readout_of(families, self._settings.prefix, at_s=time.time()))
+        view = self._viewer.view(readout_of(families, at_s=time.time()))
         return msgspec.json.encode(view)
 
     def _unwatched(self) -> bytes:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Readout"]
+__all__ = ["Readout", "prefix_in"]
+
+_MARKS = ("snapshot_age_seconds", "kvscope_info", "kv_cache_usage_percent")
+"""Metrics that tell what stands before their names; every process that is read has the first."""
 
 Labels = frozenset[tuple[str, str]]
 
@@ -72,3 +75,9 @@ class Readout:
         for labels, value in self._values.get(name, {}).items():
             if asked <= labels:
                 yield dict(labels), value
+
+
+def prefix_in(names: Iterable[str]) -> str | None:
+    """The configured start of our names among these; None where none of them is ours. vLLM's own never are."""
+    known = sorted(name for name in names if not name.startswith("vllm:"))
+    return next((name.removesuffix(mark) for mark in _MARKS for name in known if name.endswith(mark)), None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvscope.metrics.families import Family
-from kvscope.metrics.readout import Readout
+from kvscope.metrics.readout import Readout, prefix_in
 from kvscope.metrics.view import Cost, Coverage, EngineView, Hold, Latency, Pool, RequestBlocks, Reuse, Transfers, View
 
 __all__ = ["MONITOR_OFF", "REQUESTS_ARE_NO_LABELS", "Viewer", "readout_of"]
@@ -28,12 +28,13 @@ _NO_COST = "no process has reported its own time yet"
 _NOTHING = "no process of this run has published anything yet"
 
 
-def readout_of(families: Iterable[Family], prefix: str, *, at_s: float) -> Readout:
+def readout_of(families: Sequence[Family], *, at_s: float) -> Readout:
     """What the families say at one time."""
-    return Readout(_samples(families, prefix), at_s=at_s)
+    prefix = prefix_in(family.name for family in families)
+    return Readout(_samples(families, prefix or ""), at_s=at_s)
 
 
-def _samples(families: Iterable[Family], prefix: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+def _samples(families: Sequence[Family], prefix: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
     for family in families:
         name = family.name.removeprefix(prefix)
         for sample in family.samples:

@@ -143,14 +143,13 @@ def _holds(view: View, width: int) -> list[Line]:
         return _no_data(view.no_data.get("holds"), width)
     if not view.holds:
         return [("dim", "none: every block that is referenced belongs to a live request")]
-    return [
-        (
-            "",
-            f"{hold.blocks:>8,} blocks, {hold.cause}, engine {hold.engine}, "
-            f"for {'at least ' if hold.since_before else ''}{_seconds(hold.for_s)}",
+    lines = []
+    for hold in view.holds[:MOST_ROWS]:
+        lasted = (
+            f"for {'at least ' if hold.since_before else ''}{_seconds(hold.for_s)}" if hold.for_s else "seen just now"
         )
-        for hold in view.holds[:MOST_ROWS]
-    ]
+        lines.append(("", f"{hold.blocks:>8,} blocks, {hold.cause}, engine {hold.engine}, {lasted}"))
+    return lines + _rest(len(view.holds))
 
 
 def _findings(view: View, width: int) -> list[Line]:

@@ -10,11 +10,11 @@ from kvscope.metrics.families import Family, ProcessValues
 from kvscope.metrics.readout import Readout
 from kvscope.metrics.view import EngineView, RequestBlocks, View
 from kvscope.metrics.viewing import Viewer, readout_of
-from unit.metrics.support import PREFIX, collected, histogram, process
+from unit.metrics.support import collected, histogram, process
 
 
 def at(at_s: float, *processes: ProcessValues) -> Readout:
-    return readout_of(collected(*processes), PREFIX, at_s=at_s)
+    return readout_of(collected(*processes), at_s=at_s)
 
 
 def only(view: View) -> EngineView:
@@ -160,7 +160,7 @@ def test_the_requests_with_the_most_blocks_come_first_and_the_rest_is_counted() 
 
 def test_a_value_that_is_no_number_is_none() -> None:
     families: list[Family] = collected(process(kv_cache_usage_percent={(): math.nan}))
-    assert readout_of(families, PREFIX, at_s=1).get("kv_cache_usage_percent", engine="0") is None
+    assert readout_of(families, at_s=1).get("kv_cache_usage_percent", engine="0") is None
 
 
 @pytest.mark.parametrize(
