@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole check, as continuous integration runs it: environment, style and types, unit tests, the real engine with
-# both model runners, coverage. Stops at the first stage that fails and says how long each took.
+# The whole check, as continuous integration runs it: environment, style and types, unit tests and their coverage, the
+# real engine with both model runners. Stops at the first stage that fails and says how long each took.
 #
 # An engine in a test keeps one core busy; two run at a time.
 set -euo pipefail
@@ -26,17 +26,8 @@ stage() {
   fi
 }
 
-# Triton's interpreter is Python, too: tracing it would double the time of V2, whose adapter has a unit test.
-run_pytest() {
-  if [[ "$*" == *--runner=v2* ]]; then
-    "$python" -m pytest "$@"
-  else
-    COVERAGE_FILE=build/test/.coverage "$python" -m coverage run -m pytest "$@"
-  fi
-}
-
-# `two_at_a_time NAME "ARGUMENTS" ...`: runs selections of tests, each in a process of its own, two at any moment since
-# there are two cores. What a selection prints is shown when it is through, so that the lines do not mix.
+# `two_at_a_time NAME "MODULE ARGUMENTS" ...`: runs selections of tests, each in a process of its own, two at any moment
+# since there are two cores. What a selection prints is shown when it is through, so that the lines do not mix.
 two_at_a_time() {
   local status=0 running=0
   while [ $# -gt 0 ]; do
@@ -46,7 +37,7 @@ two_at_a_time() {
     fi
     # Arguments are split at spaces; none of them has one inside.
     # shellcheck disable=SC2086
-    (run_pytest $2 -q -p no:cacheprovider >"$reports/$1.txt" 2>&1; code=$?; echo "-- $1"; cat "$reports/$1.txt"; exit "$code") &
+    ("$python" -m $2 -q -p no:cacheprovider >"$reports/$1.txt" 2>&1; code=$?; echo "-- $1"; cat "$reports/$1.txt"; exit "$code") &
     running=$((running + 1))
     shift 2
   done
@@ -57,16 +48,21 @@ two_at_a_time() {
   return "$status"
 }
 
+# Of unit tests alone the coverage is taken: they reach more than enough, and engines would take half as long again.
 unit_tests() {
-  two_at_a_time rules "tests/unit/checks tests/unit/state" others "tests/unit --ignore=tests/unit/checks --ignore=tests/unit/state"
+  local run="coverage run -m pytest" rest="tests/unit" folder
+  for folder in checks state boundary runtime; do rest+=" --ignore=tests/unit/$folder"; done
+  export COVERAGE_FILE=build/test/.coverage
+  two_at_a_time checks "$run tests/unit/checks" rest "$run $rest" \
+    state "$run tests/unit/state" boundary "$run tests/unit/boundary tests/unit/runtime"
 }
 
 # The longest first. A process cannot change its runner.
 engine_tests() {
   local faults=tests/engine/test_faults.py
   two_at_a_time \
-    v2-faults "$faults --runner=v2" v1-faults "$faults --runner=v1" \
-    v2 "tests/engine --runner=v2 --ignore=$faults" v1 "tests/engine --runner=v1 --ignore=$faults"
+    v1 "pytest tests/engine --runner=v1 --ignore=$faults" v2 "pytest tests/engine --runner=v2 --ignore=$faults" \
+    v2-faults "pytest $faults --runner=v2" v1-faults "pytest $faults --runner=v1"
 }
 
 coverage_report() {
@@ -74,7 +70,6 @@ coverage_report() {
   for package in "${judging[@]}"; do
     if [ -d "src/kvscope/$package" ]; then include+="${include:+,}src/kvscope/$package/*"; fi
   done
-  export COVERAGE_FILE=build/test/.coverage
   "$python" -m coverage combine -q
   "$python" -m coverage report --format=total | sed 's/$/ % of kvscope is covered/'
   if [ -z "$include" ]; then
@@ -88,6 +83,6 @@ stage bootstrap scripts/bootstrap.sh
 rm -rf "$reports" && mkdir -p "$reports"
 stage "style and types" scripts/lint.sh
 stage "unit tests" unit_tests
-stage "engine tests" engine_tests
 stage coverage coverage_report
+stage "engine tests" engine_tests
 echo "== total: $((SECONDS - began)) s"

@@ -5,9 +5,7 @@ from hypothesis import HealthCheck, settings
 
 from . import budget
 
-# A deadline, and how long inputs take to make, would measure how busy the machine is.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+_USUAL_EXAMPLES = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,6 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--long"):
         budget.be_thorough()
+    # A deadline, and how long inputs take to make, would measure how busy the machine is.
+    unhurried = settings(
+        max_examples=budget.examples(_USUAL_EXAMPLES), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.register_profile("unhurried", unhurried)
+    settings.load_profile("unhurried")
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
