@@ -75,9 +75,8 @@ def _default() -> str:
     folder = Path(os.environ.get(DIR_VARIABLE) or OutputConfig().dir)
     answering = next((found.metrics_url for found in exporters_in(folder) if found.answers), None)
     if answering is None and not folder.is_dir():
-        raise UnknownNameError(
-            f"top: no exporter and no output folder {folder} here; give an address, a run or a trace"
-        )
+        said = f"top: no exporter answers and there is no output folder {folder}; give an address, a run or a trace"
+        raise UnknownNameError(said)
     return answering or str(folder)
 
 

@@ -142,13 +142,14 @@ def _holds(view: View, width: int) -> list[Line]:
     if view.holds is None:
         return _no_data(view.no_data.get("holds"), width)
     if not view.holds:
-        return [("dim", "none: every block that is referenced belongs to a live request")]
+        return _labelled("none", "every block that is referenced belongs to a live request", width, "dim")
     lines = []
     for hold in view.holds[:MOST_ROWS]:
         lasted = (
             f"for {'at least ' if hold.since_before else ''}{_seconds(hold.for_s)}" if hold.for_s else "seen just now"
         )
-        lines.append(("", f"{hold.blocks:>8,} blocks, {hold.cause}, engine {hold.engine}, {lasted}"))
+        said = f"{hold.blocks:>8,} blocks, {hold.cause}, engine {hold.engine}, {lasted}"
+        lines += [("", line) for line in textwrap.wrap(said, width, subsequent_indent=" " * 9, drop_whitespace=False)]
     return lines + _rest(len(view.holds))
 
 
