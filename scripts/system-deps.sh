@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what kvscope's development environment needs from the system: Python 3.11 with venv, make, a headless
-# Chromium (for the tests of the live page, which otherwise do not run), and a C++
-# compiler (torch.compile builds its CPU kernels with one).
+# Chromium (the tests of the live page do not run without), and a C++ compiler (torch.compile builds its CPU kernels
+# with one).
 set -euo pipefail
 
 if ! command -v apt-get >/dev/null; then

@@ -34,9 +34,9 @@ def command(
     every: float = EVERY_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Show usage, block states, hits, transfers, requests, holds, findings and cost of a run.
+    """Show what the KV cache of a run does now, live or once.
 
-    The live screen needs textual (the extra kvscope[tui]); --once and --json need nothing more.
+    Usage, block states, hits, transfers, requests by blocks held, oldest holds, findings, coverage, own cost. The live screen needs textual (the extra kvscope[tui]); --once and --json need nothing more.
     """
     if once or as_json:
         from kvscope.cli.progress import bar
