@@ -36,7 +36,8 @@ def command(
 ) -> None:
     """Show what the KV cache of a run does now, live or once.
 
-    Usage, block states, hits, transfers, requests by blocks held, oldest holds, findings, coverage, own cost. The live screen needs textual (the extra kvscope[tui]); --once and --json need nothing more.
+    Usage, block states, hits, transfers, requests by blocks held, oldest holds, findings, coverage, own cost. The
+    live screen needs textual (the extra kvscope[tui]); --once and --json need nothing more.
     """
     if once or as_json:
         from kvscope.cli.progress import bar
