@@ -46,6 +46,7 @@ def command(
     from kvscope.metrics.collecting import collect_run
     from kvscope.metrics.exporter import Exporter, ExporterSettings
     from kvscope.metrics.place import is_exported, places_in
+    from kvscope.metrics.switch import Switch
 
     _require_allowed({"host": host, "metrics_path": metrics_path, "scrape_interval": scrape_interval})
     folder = run_folder(run)
@@ -60,7 +61,7 @@ def command(
         metrics_path=metrics_path,
         scrape_interval_s=scrape_interval,
     )
-    exporter = Exporter(settings, lambda: collect_run(folder))
+    exporter = Exporter(settings, lambda: collect_run(folder), is_on=Switch(folder).is_on)
     with _warnings() as warnings:
         exporter.start()
         place = exporter.wait_until_decided(10)

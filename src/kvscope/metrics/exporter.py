@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -35,6 +36,8 @@ from kvscope.metrics.viewing import MONITOR_OFF, Viewer, readout_of
 __all__ = ["Exporter", "ExporterSettings"]
 
 TAKE_OVER_S = 2.0
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+"""What file systems say that know no locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,8 @@ class Exporter:
 
     def _run(self) -> None:
         try:
-            while not self._lock.try_to_take():
+            self._settings.folder.mkdir(parents=True, exist_ok=True)
+            while not self._may_serve():
                 self._decided.set()
                 if self._stopping.wait(self._settings.take_over_s):
                     return
@@ -138,6 +142,15 @@ class Exporter:
             if self._listening is not None:
                 self._listening.close()
             self._lock.release()
+
+    def _may_serve(self) -> bool:
+        try:
+            return self._lock.try_to_take()
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            say(logging.WARNING, "kvscope: no locks in the run's folder: every process exports on its own (%s)", error)
+            return True
 
     def _listen_and_serve(self) -> None:
         settings = self._settings

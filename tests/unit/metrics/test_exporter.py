@@ -184,12 +184,33 @@ def test_where_nothing_can_be_listened_on_it_says_so_and_the_process_goes_on(
 def test_a_folder_that_cannot_hold_the_lock_leaves_the_process_without_an_exporter(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exporter = Exporter(ExporterSettings(folder=tmp_path / "gone", run_id="run", port=0), list)
+    (tmp_path / "file").touch()
+    exporter = Exporter(ExporterSettings(folder=tmp_path / "file", run_id="run", port=0), list)
     with caplog.at_level(logging.WARNING, "vllm.kvscope"):
         exporter.start()
         assert exporter.wait_until_decided(5) is None
         exporter.stop()
-    assert "No such file or directory" in caplog.text
+    assert "kvscope: no exporter: [Errno 17] File exists" in caplog.text
+
+
+def test_the_folder_is_made_where_nobody_has_made_it_yet(tmp_path: Path) -> None:
+    exporter = Exporter(ExporterSettings(folder=tmp_path / "out" / "run", run_id="run", port=0), list)
+    exporter.start()
+    place = exporter.wait_until_decided(5)
+    exporter.stop()
+    assert place is not None
+
+
+def test_where_the_file_system_knows_no_locks_it_serves_all_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("kvscope.metrics.place.fcntl.flock", no_locks)
+    with caplog.at_level(logging.WARNING, "vllm.kvscope"):
+        assert get(port_of(run.begin())).status == 200
+    assert "kvscope: no locks in the run's folder" in caplog.text
 
 
 def test_of_two_the_second_waits_and_takes_over_when_the_first_ends(run: Run) -> None:

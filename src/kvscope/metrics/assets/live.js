@@ -3,7 +3,7 @@
 // chart has a gap, and a panel says "no data" with the reason that the view gives.
 const POLL_MS = 2000;
 const KEPT = 900;
-const SILENT_S = 30;
+const SILENT_S = 30; // nothing is published while nothing happens, so that this is no fault by itself
 const CHART_PX = 170;
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -274,7 +274,7 @@ async function turn() {
     const age = view.cost && view.cost.snapshot_age_s;
     const at = new Date(view.at_s * 1000).toLocaleTimeString();
     if (!view.engines.length) say("empty", `${at}, ${view.no_data.engines}`);
-    else if (age > SILENT_S) say("silent", `${at}, but a process was last heard ${seconds(age)} ago`);
+    else if (age > SILENT_S) say("quiet", `${at}, a process has published nothing for ${seconds(age)}: idle, or gone`);
     else say("live", `live, ${at}`);
   } catch (error) {
     for (const charts of engines.values()) charts.forEach((chart) => chart.add(Date.now() / 1000, null));
