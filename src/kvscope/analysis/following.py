@@ -41,6 +41,8 @@ _REMARKS = (b'{"event":"kv.coverage"', b'{"event":"kv.violation"', b'{"event":"k
 _LOST = "the trace lacks records before this point, so that its tables cannot be told"
 _UNOBSERVED = "the trace does not say what the block pool did: KV Guard was off"
 _IDS_OMITTED = "this trace leaves request ids out (kv_output.request_ids)"
+_NO_ADMISSIONS = "a trace counts no admissions; KV Monitor does"
+_NO_TRANSFERS = "a trace measures no transfers; KV Monitor does"
 _NOTHING_DECLARED = "no step was declared in this trace"
 
 
@@ -112,7 +114,7 @@ class RunFollower:
     def _followed(self) -> Followed:
         samples = [sample for remarks in self._remarks.values() for sample in remarks.samples()]
         samples += [sample for engine in self._engines.values() for sample in engine.samples()]
-        why: dict[str, str] = {}
+        why = {"reuse": _NO_ADMISSIONS, "transfers": _NO_TRANSFERS}
         troubles = [trouble for engine in self._engines.values() if (trouble := engine.trouble())]
         if not self._engines:
             troubles = [_NOTHING_DECLARED]
@@ -122,7 +124,7 @@ class RunFollower:
         known = [engine.holds() for engine in self._engines.values()]
         holds = [hold for of_engine in known if of_engine is not None for hold in of_engine]
         if None in known or not known:
-            why["holds"] = _UNOBSERVED
+            why["holds"] = why["pool"] = _UNOBSERVED
         return Followed(
             at_s=self._last_wall_ns / 1e9,
             samples=samples,
@@ -191,10 +193,11 @@ class _Engine:
         return _LOST if self.is_lost else None
 
     def requests(self) -> list[RequestBlocks]:
-        bindings, found = self._bindings, []
+        bindings, ledger, found = self._bindings, self._ledger(), []
         for request_id in bindings.live:
             table = bindings.table_of(request_id)
-            if table is not None:
+            # Who finishes is declared with the next step; the pool has the blocks back at once.
+            if table is not None and (ledger is None or ledger.has_live(request_id)):
                 null = self._topology.null_block_id
                 blocks = sum(sum(block != null for block in group) for group in table.blocks)
                 tokens = int(bindings.seq_lens[table.row])

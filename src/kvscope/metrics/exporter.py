@@ -8,6 +8,7 @@ that goes wrong here reaches the caller: it is logged, and the run goes on witho
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -72,6 +73,7 @@ class Exporter:
         self._viewer = Viewer(f"this exporter's {settings.metrics_path}", settings.run_id)
         self._listening: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._decided = threading.Event()
@@ -98,10 +100,10 @@ class Exporter:
     def stop(self, timeout_s: float = 2.0) -> None:
         """End, and let another process take over."""
         self._stopping.set()
-        thread, loop = self._thread, self._loop
-        if loop is not None:
+        thread, loop, end = self._thread, self._loop, self._end
+        if loop is not None and end is not None:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(loop.stop)
+                loop.call_soon_threadsafe(end.set)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
@@ -153,17 +155,22 @@ class Exporter:
             start_wall_ns=time.time_ns(),
         )
         # A loop of this kind whatever policy the process has set for its own.
-        self._loop = loop = asyncio.SelectorEventLoop()
-        server = HttpServer(self._answer, self._limits)
+        loop = asyncio.SelectorEventLoop()
         try:
-            loop.run_until_complete(server.start(listening))
-            self._announce(place)
-            if not self._stopping.is_set():
-                loop.run_forever()
-            loop.run_until_complete(server.stop())
+            loop.run_until_complete(self._serve(listening, place))
         finally:
             self._loop = None
             loop.close()
+
+    async def _serve(self, listening: socket.socket, place: Place) -> None:
+        self._end = end = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        server = HttpServer(self._answer, self._limits)
+        await server.start(listening)
+        self._announce(place)
+        if not self._stopping.is_set():  # asked after the loop is known, so that either here or there it is seen
+            await end.wait()
+        await server.stop()
 
     def _announce(self, place: Place) -> None:
         self.place = place
@@ -215,7 +222,13 @@ def _failed(error: Exception) -> Answer:
 
 
 _begun: weakref.WeakSet[Exporter] = weakref.WeakSet()
-"""For the hook below, which the system offers once a process and not once an object."""
+"""For the hooks below, which there are once a process and not once an object."""
+
+
+def _stop_all() -> None:
+    """At the orderly end of the process, so that nobody is told of an exporter that is gone."""
+    for exporter in list(_begun):
+        exporter.stop(timeout_s=1.0)
 
 
 def _abandon_all() -> None:
@@ -225,3 +238,4 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
+atexit.register(_stop_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,13 @@ OPENMETRICS = Format("openmetrics", OPENMETRICS_TYPE, openmetrics_text)
 
 
 def prometheus_families(families: Sequence[Family]) -> Iterator[PrometheusFamily]:
-    """The same families as prometheus_client has them, for any registry of it."""
+    """The same families as prometheus_client has them, for any registry of it.
+
+    Between two of them other threads of the process may go on: writing all is a few milliseconds of Python, for which a
+    thread that runs an engine would have to wait otherwise.
+    """
     for family in families:
+        time.sleep(0)
         # Its counters are named without `_total`, and a unit is only said where the name ends with it.
         name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
         unit = family.unit if name.endswith(f"_{family.unit}") else ""

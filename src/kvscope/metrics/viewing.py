@@ -65,13 +65,16 @@ class Viewer:
         coverage_share: float | None = None,
         no_data: Mapping[str, str] | None = None,
     ) -> View:
-        """The view at this readout. What metrics do not have is given beside it; `no_data` says why it is not."""
+        """The view at this readout. What metrics do not have is given beside it; `no_data` says why it is not, by the
+        name of a section, of all engines' too (`pool`, `reuse`, `transfers`).
+        """
         before, is_first = self._last, self._last is None
         if before is not None and readout.at_s - before.at_s < SHORTEST_S:
             before = None
         self._last = readout
         why = dict(no_data or {})
-        engines = [_engine(name, readout, before) for name in readout.engines() if name != "frontend"]
+        of_engines = {part: said for part in ("pool", "reuse", "transfers") if (said := why.pop(part, None))}
+        engines = [_engine(name, readout, before, of_engines) for name in readout.engines() if name != "frontend"]
         if not engines:
             why.setdefault("engines", _NOTHING)
         held = self._holds(readout, is_first=is_first) if holds is None else holds
@@ -147,7 +150,7 @@ class Viewer:
         return sorted(found, key=lambda hold: -hold.for_s) if is_known else None
 
 
-def _engine(name: str, readout: Readout, before: Readout | None) -> EngineView:
+def _engine(name: str, readout: Readout, before: Readout | None, why: Mapping[str, str]) -> EngineView:
     pool, reuse, transfers = _pool(name, readout, before), _reuse(name, readout), _transfers(name, readout, before)
     connectors = [c for c, value in readout.by("connector", "kvscope_info", engine=name).items() if value]
     missing = {
@@ -160,7 +163,7 @@ def _engine(name: str, readout: Readout, before: Readout | None) -> EngineView:
         pool=pool,
         reuse=reuse,
         transfers=transfers,
-        no_data={section: why for section, why in missing.items() if why is not None},
+        no_data={part: why.get(part, said) for part, said in missing.items() if said is not None},
     )
 
 

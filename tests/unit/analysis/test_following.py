@@ -11,7 +11,7 @@ from kvscope.analysis.following import Followed, RunFollower
 from kvscope.errors import UnreadableTraceError
 from kvscope.events.names import RequestNames
 from kvscope.facts import allocator as facts
-from kvscope.facts.allocator import CACHE, HOLD, PoolOperation
+from kvscope.facts.allocator import CACHE, FREE, HOLD, PoolOperation
 from kvscope.metrics.readout import Readout
 from kvscope.testing.trace import TraceBuilder
 
@@ -73,6 +73,14 @@ def test_states_of_blocks_are_those_of_the_pool(tmp_path: Path) -> None:
         "held": 0,
     }
     assert values.get("kv_cache_usage_percent", engine="0") == pytest.approx(100 * 3 / (num_blocks - 1))
+
+
+def test_a_request_whose_blocks_the_pool_has_back_holds_none_although_no_step_has_said_so_yet(tmp_path: Path) -> None:
+    builder = TraceBuilder(tmp_path / "run", observe_pool=True)
+    builder.step({"r1": 40, "r2": 20})
+    does(builder, FREE, builder.blocks["r1"][0][::-1], "r1", cause=facts.CAUSE_FINISH)
+    builder.close()
+    assert blocks_of(RunFollower(tmp_path).look()) == {"r2": 2}
 
 
 def test_holds_have_their_cause_and_their_time(tmp_path: Path) -> None:

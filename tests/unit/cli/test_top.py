@@ -155,6 +155,7 @@ def test_a_trace_shows_requests_and_states(trace: Path, capsys: Capture) -> None
     out = capsys.readouterr().out
     assert "       3        41       0  r1\n       2        21       0  r2\n" in out
     assert "used 5 #" in out
+    assert "hits       no data: a trace counts no admissions; KV Monitor does\n" in out
     assert out.splitlines()[-1] == f"next: kvscope info {trace}"
 
 

@@ -228,6 +228,21 @@ def test_when_the_process_that_exports_is_killed_another_takes_over(run: Run) ->
     assert get(port_of(waiting)).status == 200
 
 
+def test_a_process_that_ends_takes_word_of_its_exporter_back(tmp_path: Path) -> None:
+    script = HOLDER.replace("time.sleep(60)", "assert list(Path(sys.argv[1]).glob('*.json'))")
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, timeout=30, stdout=subprocess.DEVNULL)
+    assert places_in(tmp_path) == []
+
+
+def test_one_that_is_stopped_before_it_serves_never_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(20):
+        exporter = Exporter(ExporterSettings(folder=tmp_path, run_id="run", port=0), list)
+        exporter.start()
+        exporter.stop(5)
+        assert (exporter.place, places_in(tmp_path), is_exported(tmp_path)) == (None, [], False)
+    assert caplog.records == []
+
+
 def test_a_forked_child_keeps_neither_port_nor_lock(run: Run) -> None:
     exporter = run.begin()
     port = port_of(exporter)
