@@ -78,7 +78,7 @@ def test_a_fault_of_one_rank_is_found_as_that(runner: engine.Runner, name: str, 
     cell(f"decode context parallel 2, log: {first.reason} on rank 1")
 
 
-@pytest.mark.long_v2
+@pytest.mark.long
 def test_a_fault_of_one_rank_stops_the_engine(tmp_path: Path, cell: Any) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
