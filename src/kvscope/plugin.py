@@ -153,6 +153,7 @@ class PluginHub:
         run = self._frontend_run
         if run is not None:
             setattr(processor, OBSERVER, FrontendRecorder(run))
+            run.export()
 
     def attach_scheduler(self, scheduler: Any) -> None:
         run = self._run_of(scheduler.vllm_config)

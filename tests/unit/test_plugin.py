@@ -215,6 +215,15 @@ def test_two_engines_of_one_process_that_differ_do_not_switch_each_other_off(hub
         hub.run(os.getpid(), "off")
 
 
+def test_a_front_end_that_is_observed_has_its_run_exported(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[str] = []
+    monkeypatch.setattr("kvscope.runtime.run.Run.export", lambda run: exported.append(run.run_id))
+    hub.attach_frontend(SimpleNamespace())
+    hub.configure_frontend(vllm_config(instance_id="one"))
+    hub.attach_frontend(SimpleNamespace())
+    assert exported == ["one"]
+
+
 def test_data_parallel_engines_are_one_run(hub: PluginHub) -> None:
     hub.configure_frontend(vllm_config(instance_id="one"))
     hub.configure_engine(vllm_config(instance_id="one_dp0"))

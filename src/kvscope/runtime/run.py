@@ -34,6 +34,7 @@ from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .concerned import concerned_blocks
+from .exporting import RunExporter
 from .folding import FindingFolds
 from .hook_book import HookBook
 from .inactive import inactive_checks
@@ -81,6 +82,7 @@ class Run:
         self.before_close: list[Callable[[], None]] = []
         self.is_open = False
         self.is_closed = False
+        self.exporter: RunExporter | None = None
         self._hooks = hooks
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
@@ -145,6 +147,13 @@ class Run:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))
                 text = "kvscope %s: on (%s), records in %s"
                 say(logging.INFO, text, __version__, parts or "nothing", self.stream.folder)
+                self.export()
+
+    def export(self) -> None:
+        """Have the metrics of this run served, by this process or another one of its host; from the first call on."""
+        if self.config.monitor.enabled and self.exporter is None:
+            self.exporter = RunExporter(self)
+            self.exporter.start()
 
     def enabled(self) -> EnabledRecord:
         """The first record of every file."""
@@ -266,6 +275,8 @@ class Run:
         """Write the last findings, the last coverage and what is queued, and end this process' stream. A second call
         does nothing.
         """
+        if self.exporter is not None:
+            self.exporter.stop()
         if self.has_stream and not self.is_closed:
             for say_last in self.before_close:
                 say_last()
