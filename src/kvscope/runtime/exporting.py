@@ -1,4 +1,5 @@
-"""The exporter of a run in one of its processes, and the line in vLLM's log that `kv_monitor.log` asks for.
+"""The exporter of a run in one of its processes, its series in vLLM's own registry, and the line in vLLM's log that
+`kv_monitor.log` asks for.
 
 A front end exports at once. An EngineCore in a process of its own waits first: where there is a front end on its host,
 that has the lock by then, and the exporter's thread never runs beside the scheduler's.
@@ -18,6 +19,7 @@ from ..logs import say
 from ..metrics.aggregates import aggregates_line
 from ..metrics.collecting import collect_run
 from ..metrics.exporter import Exporter, ExporterSettings
+from ..metrics.host_registry import HostRegistration
 from ..metrics.place import Place
 from ..metrics.switch import Switch
 from ..metrics.viewing import Viewer, readout_of
@@ -51,6 +53,16 @@ class RunExporter:
         self._interval_s = monitor.scrape_interval
         self._logs = monitor.log
         self._ending = threading.Event()
+        self._in_host = (
+            None
+            if run.process == "engine"
+            else HostRegistration(
+                lambda: collect_run(folder),
+                prefix=monitor.prefix,
+                interval_s=monitor.scrape_interval,
+                is_on=self._switch.is_on,
+            )
+        )
         self._exporter = Exporter(
             ExporterSettings(
                 folder=folder,
@@ -73,12 +85,16 @@ class RunExporter:
     def start(self) -> None:
         """Begin, in daemon threads."""
         self._exporter.start()
+        if self._in_host is not None:
+            self._in_host.begin()
         if self._logs:
             threading.Thread(target=self._log, name="kvscope-monitor-log", daemon=True).start()
 
     def stop(self) -> None:
         """End, and let another process take over."""
         self._ending.set()
+        if self._in_host is not None:
+            self._in_host.end()
         self._exporter.stop()
 
     def _log(self) -> None:

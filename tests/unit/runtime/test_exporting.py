@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvscope.config import MonitorConfig, parse
 from kvscope.facts.topology import Ranks
@@ -91,6 +92,18 @@ def test_the_switch_in_the_folder_counts(runs: Runs, store: MetricsStore, tmp_pa
     port = port_of(runs.begin("frontend"))
     Switch(tmp_path / "run").turn(on=False)
     assert get(port).body == b""
+
+
+def test_a_front_end_has_its_series_in_the_hosts_registry_too(
+    runs: Runs, store: MetricsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    exporter = runs.begin("frontend", prefix="kv_")
+    assert REGISTRY.get_sample_value("kv_kv_block_alloc_total", {"engine": "0"}) == 7
+    exporter.stop()
+    assert REGISTRY.get_sample_value("kv_kv_block_alloc_total", {"engine": "0"}) is None
+    runs.begin("engine", prefix="kv_")
+    assert REGISTRY.get_sample_value("kv_kv_block_alloc_total", {"engine": "0"}) is None
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
