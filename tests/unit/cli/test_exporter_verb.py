@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 def served(run: Path) -> Iterator[Place]:
     exporter = Exporter(ExporterSettings(folder=run, run_id="run-1", port=0), list)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     assert place is not None
     yield place
     exporter.stop()

@@ -32,7 +32,7 @@ def served(store: MetricsStore) -> Iterator[Place]:
     settings = ExporterSettings(folder=folder, run_id="run-1", port=0, scrape_interval_s=0.001)
     exporter = Exporter(settings, lambda: collect_run(folder), is_on=Switch(folder).is_on)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     assert place is not None
     yield place
     exporter.stop()

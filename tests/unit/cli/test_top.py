@@ -64,7 +64,7 @@ def url(engine: Engine, tmp_path: Path) -> Iterator[str]:
     settings = ExporterSettings(folder=folder, run_id="run-1", port=0, scrape_interval_s=0.001)
     exporter = Exporter(settings, engine.collect, is_on=lambda: engine.is_on)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     assert place is not None
     yield place.url
     exporter.stop()
@@ -247,11 +247,11 @@ def live(story: Story, *, every_s: float = 0.05) -> None:
         async with app.run_test(size=(100, 50)) as pilot:
             await story(app, pilot, watched)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def until(pilot: Any, true: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(1000):
         if true():
             return
         await pilot.pause(0.02)

@@ -44,7 +44,7 @@ def source() -> Source:
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 20))
+    asyncio.run(asyncio.wait_for(story, 60))
 
 
 def test_everybody_within_an_interval_gets_the_same_body_made_once(source: Source) -> None:

@@ -54,7 +54,7 @@ class Run:
         )
         self.begun.append(Exporter(settings, self.collect, is_on=lambda: self.is_on, limits=limits))
         self.begun[-1].start()
-        self.begun[-1].wait_until_decided(5)
+        self.begun[-1].wait_until_decided(20)
         return self.begun[-1]
 
 
@@ -141,7 +141,7 @@ def test_a_switch_that_cannot_be_read_is_a_failed_collection(run: Run) -> None:
     exporter = Exporter(settings, run.collect, is_on=is_on)
     run.begun.append(exporter)
     exporter.start()
-    assert exporter.wait_until_decided(5)
+    assert exporter.wait_until_decided(20)
     assert get(port_of(exporter)).status == 500
 
 
@@ -175,7 +175,7 @@ def test_where_nothing_can_be_listened_on_it_says_so_and_the_process_goes_on(
     exporter = Exporter(settings, list)
     with caplog.at_level(logging.WARNING, "vllm.kvscope"):
         exporter.start()
-        assert exporter.wait_until_decided(5) is None
+        assert exporter.wait_until_decided(20) is None
         exporter.stop()
     assert any(record.getMessage().startswith("kvscope: no exporter: ") for record in caplog.records)
     assert not is_exported(tmp_path)
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_hold_the_lock_leaves_the_process_without_an_export
     exporter = Exporter(ExporterSettings(folder=tmp_path / "file", run_id="run", port=0), list)
     with caplog.at_level(logging.WARNING, "vllm.kvscope"):
         exporter.start()
-        assert exporter.wait_until_decided(5) is None
+        assert exporter.wait_until_decided(20) is None
         exporter.stop()
     assert "kvscope: no exporter: [Errno 17] File exists" in caplog.text
 
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_hold_the_lock_leaves_the_process_without_an_export
 def test_the_folder_is_made_where_nobody_has_made_it_yet(tmp_path: Path) -> None:
     exporter = Exporter(ExporterSettings(folder=tmp_path / "out" / "run", run_id="run", port=0), list)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     exporter.stop()
     assert place is not None
 
@@ -294,7 +294,7 @@ def test_whoever_is_patient_lets_others_go_first(run: Run) -> None:
     patient.start()
     first = run.begin()
     assert first.place is not None
-    assert patient.wait_until_decided(5) is None
+    assert patient.wait_until_decided(20) is None
     first.stop()
     assert until(lambda: patient.place is not None)
 
@@ -316,7 +316,7 @@ def test_an_address_of_version_six_stands_in_brackets(tmp_path: Path) -> None:
         pytest.skip(f"not run: this machine has no IPv6 loopback ({error.strerror})")
     exporter = Exporter(ExporterSettings(folder=tmp_path, run_id="run", host="::1", port=0), list)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     exporter.stop()
     assert place is not None
     assert place.url == f"http://[::1]:{place.port}/"

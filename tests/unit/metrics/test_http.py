@@ -47,7 +47,7 @@ class Serving:
         assert not self.thread.is_alive()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def get(self, path: str = "/", *, head: str = "", method: str = "GET") -> bytes:
         with self.connect() as connection:
@@ -93,7 +93,7 @@ def serve() -> Iterator[Serve]:
 
 
 def until(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
     return true()
@@ -167,14 +167,14 @@ def test_a_defect_behind_it_is_answered_without_what_the_error_said(serve: Serve
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_keeps_nobody_waiting(serve: Serve) -> None:
-    serving = serve(Limits(answer_s=0.3))
+    serving = serve(Limits(answer_s=2.0))
     slow = [serving.connect() for _ in range(4)]
     for connection in slow:
         connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
     assert until(lambda: len(serving.asked) == 4)
     began = time.monotonic()
     assert serving.get().endswith(b"small\n")
-    assert time.monotonic() - began < 0.25, "it waited for those who do not read"
+    assert time.monotonic() - began < 1.5, "it waited for those who do not read"
     assert until(lambda: serving.server.open_connections == 0)
     for connection in slow:
         assert len(everything(connection)) < len(BODY)

@@ -77,7 +77,7 @@ def url(engine: Engine, tmp_path: Path) -> Iterator[str]:
     settings = ExporterSettings(folder=tmp_path, run_id="run-7", port=0, scrape_interval_s=0.05)
     exporter = Exporter(settings, engine.collect, is_on=lambda: engine.is_on)
     exporter.start()
-    place = exporter.wait_until_decided(5)
+    place = exporter.wait_until_decided(20)
     assert place is not None
     yield place.url
     exporter.stop()
