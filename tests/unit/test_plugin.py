@@ -19,6 +19,7 @@ from msgspec import UNSET
 from kvscope import plugin
 from kvscope.boundary.allocator import READER
 from kvscope.boundary.ledger import OBSERVER, Ledger, Role, Seam
+from kvscope.boundary.versions import host_versions
 from kvscope.boundary.wrapping import around, creation
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE
 from kvscope.errors import ConfigurationError
@@ -552,14 +553,14 @@ def test_versions_are_those_of_the_installed_host(monkeypatch: pytest.MonkeyPatc
         raise plugin.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(plugin.importlib.metadata, "version", version)
-    assert plugin._versions() == (None, None)
+    assert host_versions() == (None, None)
     monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.32.0")
     monkeypatch.setitem(sys.modules, "vllm.platforms", None)
-    assert plugin._versions() == ("0.32.0", None)
+    assert host_versions() == ("0.32.0", None)
     platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(platforms=platforms))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    assert plugin._versions() == ("0.32.0", "cpu")
+    assert host_versions() == ("0.32.0", "cpu")
 
 
 # vLLM itself, in a process of its own ---------------------------------------------------------------------------------
