@@ -13,7 +13,8 @@ demo: setup     ## run a real engine with kvscope on and show what it finds
 test:           ## style, types, unit tests, then the real engine with both runners
 	@scripts/test.sh
 
-test-long: setup ## what `make test` leaves out: the fault kit by itself, with both runners
+test-long: setup ## what `make test` leaves out: every fault with both runners and in each way, long forms; over an hour
+	@.venv/bin/python -m pytest tests/unit --long -q
 	@for runner in v1 v2; do .venv/bin/python -m pytest tests/engine --runner $$runner --long -q || exit 1; done
 
 matrix: setup   ## every feature of vLLM with both runners, kvscope off and on; about half an hour

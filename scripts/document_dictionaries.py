@@ -1,9 +1,10 @@
-"""Write docs/reasons.md and docs/events.md, the dictionaries of findings and records, from the code.
+"""Write what docs has from the code: dictionaries of findings, records and metrics, and dashboard, rules and runbook.
 
     .venv/bin/python scripts/document_dictionaries.py
 
 A unit test fails while one of the files is not what this makes of the code. What a rule says about itself stands beside
-its function in ``checks``, what a record says in ``events``; only what holds for all of them is written here.
+its function in ``checks``, what a record says in ``events``; only what holds for all of them is written here. What is
+made of the catalog of metrics is what ``kvscope assets export docs`` writes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule
 from kvscope.cli import schema
 from kvscope.events.envelope import SCHEMA
 from kvscope.events.schema import RECORDS
+from kvscope.metrics.assets.export import assets
+from kvscope.settings import MonitorConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = ".venv/bin/python scripts/document_dictionaries.py"
@@ -25,7 +28,8 @@ WIDTH = 120
 
 def documents() -> dict[Path, str]:
     """Every page, by its path."""
-    return {DOCS / "reasons.md": _page(_reasons()), DOCS / "events.md": _page(_events())}
+    generated = {DOCS / name: text for name, text in assets(MonitorConfig().prefix).items()}
+    return {DOCS / "reasons.md": _page(_reasons()), DOCS / "events.md": _page(_events()), **generated}
 
 
 def _page(lines: Iterator[str]) -> str:
@@ -112,4 +116,5 @@ def _events() -> Iterator[str]:
 
 if __name__ == "__main__":
     for path, page in documents().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/reasons.md and docs/events.md against the code."""
+"""The generated pages and files in docs against the code."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ def generator() -> ModuleType:
 
 def test_the_pages_are_what_the_code_makes_of_them(generator: ModuleType) -> None:
     for path, page in generator.documents().items():
-        assert path.read_text(encoding="utf-8") == page, f"docs/{path.name} is not up to date: run {generator.COMMAND}"
+        name = path.relative_to(ROOT)
+        assert path.read_text(encoding="utf-8") == page, f"{name} is not up to date: run {generator.COMMAND}"
 
 
-@pytest.mark.parametrize("name", ["reasons.md", "events.md"])
+PAGES = ["reasons.md", "events.md", "metrics.md", "metrics.zh-CN.md", "runbook.md", "runbook.zh-CN.md"]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_the_pages_are_linked(name: str) -> None:
     assert f"({name})" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 

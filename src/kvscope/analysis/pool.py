@@ -6,6 +6,8 @@ that schedules, in order, between the declarations that they led to; a worker wa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import UNSET
 
 from kvscope.analysis.engines import engines_of
@@ -130,6 +132,11 @@ class ScheduledPool(FollowedPool):
     def overdue(self, now_ns: int) -> list[Held]:
         """What is held for too long when a step is declared; each is named once."""
         return [] if self.is_lost else self._holds.overdue(self._last_returned, now_ns)
+
+    @property
+    def open_holds(self) -> Mapping[str, tuple[PoolOperation, int]]:
+        """What is held now, by request, each with its time."""
+        return self._holds.open
 
     def confirm(self, step: int, result: StepResult, *, may_lack: bool) -> None:
         """The result of a step. ``may_lack``: records were dropped, so that a step without one says nothing."""

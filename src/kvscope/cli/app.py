@@ -16,7 +16,20 @@ from kvscope.cli.screen import ReaderGoneError, typed
 from kvscope.errors import KvscopeError
 from kvscope.reports.printable import clean
 
-VERBS = ("demo", "doctor", "selftest", "info", "check", "rules", "schema")
+VERBS = (
+    "demo",
+    "doctor",
+    "selftest",
+    "top",
+    "info",
+    "check",
+    "exporter",
+    "monitor",
+    "rules",
+    "schema",
+    "metrics",
+    "assets",
+)
 """In the order in which a stranger needs them. Each is a module here with a function ``command``."""
 
 UNUSABLE = 2

@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from kvscope import __version__
+from kvscope.cli.exporters import FoundExporter, exporters_in
 from kvscope.cli.screen import JSON_OPTION, Line, facts, next_command, show, show_json, stdout_to_stderr, wrapped
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE, ENVIRONMENT_VARIABLES, OutputConfig
 
@@ -50,7 +51,8 @@ class Seam(msgspec.Struct, kw_only=True):
 
 class Diagnosis(msgspec.Struct, kw_only=True):
     """``problems`` stand in the way of recording, ``remarks`` do not. ``checks`` has the reasons that each part can
-    find here, none where nothing is watched at all. ``seams`` is None where they were not probed.
+    find here, none where nothing is watched at all. ``seams`` is None where they were not probed. ``exporters`` are
+    those that runs in the output folder have left word of.
     """
 
     versions: dict[str, str | None]
@@ -59,6 +61,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     output_dir: str
     checks: dict[str, list[str]]
     seams: list[Seam] | None
+    exporters: list[FoundExporter]
     problems: list[str]
     remarks: list[str]
 
@@ -87,9 +90,11 @@ def diagnose(environ: Mapping[str, str]) -> Diagnosis:
         output_dir=str(Path(environ.get(DIR_VARIABLE) or OutputConfig().dir).expanduser().absolute()),
         checks={} if off else _checks(),
         seams=None,
+        exporters=[],
         problems=off,
         remarks=[],
     )
+    found.exporters = exporters_in(Path(found.output_dir))
     _look_at_environment(found)
     if not _writable(Path(found.output_dir)):
         found.problems.append(f"cannot write into {found.output_dir}: no trace would be recorded")
@@ -186,12 +191,19 @@ def _seam(report: SeamReport) -> Seam:
     return Seam(**fields)
 
 
+def _exporter(found: FoundExporter) -> str:
+    said = {True: "answers", False: "does not answer any more", None: "is on another host"}[found.answers]
+    taken = f", since port {found.wanted_port} was taken" if found.wanted_port not in {0, found.port} else ""
+    return f"{found.metrics_url}{taken}: {said}; of {Path(found.run).name}"
+
+
 def _page(found: Diagnosis) -> list[Line]:
     lines = facts((name, version) for name, version in found.versions.items() if version)
     if not any(found.versions[name] for name in VLLM_DISTRIBUTIONS):
         lines += facts([("vllm", "not installed")])
     lines += facts([("runner", found.runner), ("output", found.output_dir)])
     lines += facts([("environment", f"{name}={value}") for name, value in found.environment.items()])
+    lines += facts([("exporter", _exporter(exporter)) for exporter in found.exporters])
     for part, reasons in found.checks.items():
         lines += facts([("checks", f"{part}: {len(reasons)} reasons")])
     if not found.checks:

@@ -22,7 +22,7 @@ WIDTH = 80
 Line = tuple[str, str]
 """A style's name and text."""
 
-_STYLES = {
+STYLES = {
     "frozen": "dim",
     "title": "bold red",
     "bad": "red",
@@ -67,7 +67,7 @@ def _show_styled(lines: Iterable[Line]) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     for style, text in lines:
-        console.print(Text(text, style=_STYLES.get(style, "")))
+        console.print(Text(text, style=STYLES.get(style, "")))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ GUARD_METRICS = (
     Metric(
         name="guard_checks_total",
         kind="counter",
-        unit="rows, requests, operations or blocks, by check",
+        unit="rows, requests, operations or blocks",
         section="guard",
         feeder="checks",
         combine="sum",
@@ -47,7 +47,7 @@ GUARD_METRICS = (
     Metric(
         name="guard_checks_skipped_total",
         kind="counter",
-        unit="as guard_checks_total",
+        unit="rows, requests, operations or blocks",
         section="guard",
         feeder="checks",
         combine="sum",
@@ -105,7 +105,8 @@ GUARD_METRICS = (
         meaning=Text(
             "What block table entries lead to that attention does not follow, counted since start in a sample of "
             "plans: the null block, the row's own blocks, those of another live request, nobody's, or outside.",
-            "注意力不会访问的块表项指向何处，自启动起在抽样的计划中累计：空块、本行自己的块、其他存活请求的块、无主的块或缓存之外。",
+            "注意力不会访问的块表项指向何处，自启动起在抽样的计划中累计：空块、本行自己的块、其他存活请求的块、"
+            "无主的块或缓存之外。",
         ),
         not_read_as=Text(
             "findings: nothing reads these entries. They show what a kernel would meet that read too far.",

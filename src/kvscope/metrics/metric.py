@@ -38,6 +38,18 @@ FEEDERS: Mapping[Feeder, Text] = {
     "reader": Text("whoever reads the metrics files", "读取指标文件的一方"),
 }
 
+COMBINED: Mapping[Combine, Text] = {
+    "one": Text("one process of the engine observes it", "由引擎的一个进程观察"),
+    "sum": Text("added over the processes of the engine", "对引擎的各进程求和"),
+    "max": Text("the largest value of the engine's processes", "取引擎各进程的最大值"),
+}
+
+INACTIVE = Text(
+    "In this version kv_monitor is validated and does nothing yet: no process emits any of these.",
+    "本版本只校验 kv_monitor 而不执行任何操作：目前没有进程输出这些指标。",
+)
+"""What is said beside the catalog as long as ``settings.MonitorConfig.ACTS`` is False."""
+
 NOT_DELIVERED: frozenset[Feeder] = frozenset({"transfer"})
 """Feeders that this version does not have: their metrics are in the dictionary, and in nothing that draws or alerts."""
 

@@ -46,7 +46,8 @@ POOL_METRICS = (
             "reference, hashed. used: owned by a live request, receives in progress included. held: referenced, but "
             "owned by no running request; its cause says why (deferred free, connector, isolated). null: the null "
             "block.",
-            "按状态统计的块数，各状态之和即整个块池。free：无引用、无哈希。cached：无引用、有哈希。used：归存活请求所有，包括正在接收的块。"
+            "按状态统计的块数，各状态之和即整个块池。free：无引用、无哈希。cached：无引用、有哈希。used："
+            "归存活请求所有，包括正在接收的块。"
             "held：有引用但不归任何运行中的请求，cause 说明原因（延迟释放、连接器、隔离）。null：空块。",
         ),
         not_read_as=Text(
@@ -82,13 +83,16 @@ POOL_METRICS = (
         combine="sum",
         required=True,
         meaning=Text(
-            "Blocks that the pool handed out (BlockPool.get_new_blocks).",
-            "块池分配出的块数（BlockPool.get_new_blocks）。",
+            "Blocks that got their first reference: handed out by the pool (BlockPool.get_new_blocks), or taken back "
+            "out "
+            "of the cache by a hit. Minus kv_block_free_total it is the number of blocks that are referenced now.",
+            "获得首个引用的块数：由块池分配（BlockPool.get_new_blocks），或因命中而从缓存取回。"
+            "减去 kv_block_free_total 即为当前被引用的块数。",
         ),
         not_read_as=Text(
-            "references taken: a prefix hit takes one without an allocation (kv_block_touch_total). Alone it says "
-            "nothing about pressure.",
-            "新增的引用数：前缀命中会增加引用但不分配块（见 kv_block_touch_total）。单看它不能说明压力大小。",
+            "references taken (a hit on a block that somebody uses adds one and allocates nothing), nor pressure: a "
+            "short prompt allocates and frees as well.",
+            "新增的引用数（命中正被使用的块只增加引用而不分配）；也不反映压力：短提示同样会分配与释放。",
         ),
     ),
     Metric(
@@ -100,9 +104,8 @@ POOL_METRICS = (
         combine="sum",
         required=True,
         meaning=Text(
-            "Blocks whose last reference was released. Handed out, and taken out of the cache by a hit, minus freed is "
-            "what is referenced now.",
-            "最后一个引用被释放的块数。分配的块加上命中时从缓存取回的块，再减去释放的块，就是当前被引用的块数。",
+            "Blocks whose last reference was released.",
+            "最后一个引用被释放的块数。",
         ),
         not_read_as=Text(
             "calls that free, nor references released (kv_refs_released_total). A freed block may keep its content as "

@@ -9,7 +9,7 @@ REUSE_METRICS = (
     Metric(
         name="prefix_cache_queries_total",
         kind="counter",
-        unit="tokens or blocks, by unit",
+        unit="tokens or blocks",
         section="reuse",
         feeder="admission",
         combine="sum",
@@ -28,7 +28,7 @@ REUSE_METRICS = (
     Metric(
         name="prefix_cache_hits_total",
         kind="counter",
-        unit="tokens or blocks, by unit",
+        unit="tokens or blocks",
         section="reuse",
         feeder="admission",
         combine="sum",
