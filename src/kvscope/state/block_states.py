@@ -29,10 +29,10 @@ _CHANGE_NOTHING = frozenset({facts.RECEIVE})
 class CountedLedger(BlockLedger):
     """A ledger that knows how many of its blocks are in which state, and what the pool has done in all.
 
-    Totals, in blocks but where said otherwise: ``allocated`` handed out; ``freed`` that lost their last reference;
-    ``revived`` that had none and were hit; ``evicted`` cached ones that lost their hash other than by a reset;
-    ``touched`` references added to blocks that had content; ``released`` references released. A block that has a
-    reference, and only such a block, is used or held: ``allocated + revived - freed`` of them in a healthy pool.
+    Totals, in blocks but where said otherwise: ``allocated`` that got their first reference, handed out or hit;
+    ``freed`` that lost their last one, so that ``allocated - freed`` are used or held; ``evicted`` cached ones that lost
+    their hash other than by a reset; ``touched`` references added to blocks that had content; ``released`` references
+    released.
     """
 
     def __init__(self, num_blocks: int, null_block_id: int, num_groups: int) -> None:
@@ -44,7 +44,7 @@ class CountedLedger(BlockLedger):
         self._reasons: dict[int, int] = {}  # of blocks with a reference that is no live request's
         self._isolated: set[int] = set()
         self._is_applying = False
-        self.allocated = self.freed = self.revived = self.evicted = self.touched = self.released = 0
+        self.allocated = self.freed = self.evicted = self.touched = self.released = 0
 
     @property
     def free(self) -> int:
@@ -175,16 +175,16 @@ class CountedLedger(BlockLedger):
 
     def _count(self, operation: PoolOperation, before: list[int], after: list[int]) -> None:
         kind = operation.kind
-        if kind == facts.ALLOC:
-            self.allocated += len(operation.block_ids) - operation.block_ids.count(self.null_block_id)
-            self.evicted += before.count(CACHED) - after.count(CACHED)
-        elif kind == facts.FREE:
+        gone = _without_reference(after) - _without_reference(before)
+        if gone > 0:
+            self.freed += gone
+        else:
+            self.allocated -= gone
+        if kind == facts.FREE:
             self.released += len(operation.block_ids)
-            self.freed += _without_reference(after) - _without_reference(before)
         elif kind == facts.TOUCH:
             self.touched += len(operation.block_ids)
-            self.revived += _without_reference(before) - _without_reference(after)
-        elif kind == facts.EVICT:
+        elif kind in {facts.ALLOC, facts.EVICT}:
             self.evicted += before.count(CACHED) - after.count(CACHED)
 
     def _move(self, before: list[int], after: list[int]) -> None:
