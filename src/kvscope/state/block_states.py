@@ -30,9 +30,9 @@ class CountedLedger(BlockLedger):
     """A ledger that knows how many of its blocks are in which state, and what the pool has done in all.
 
     Totals, in blocks but where said otherwise: ``allocated`` that got their first reference, handed out or hit;
-    ``freed`` that lost their last one, so that ``allocated - freed`` are used or held; ``evicted`` cached ones that lost
-    their hash other than by a reset; ``touched`` references added to blocks that had content; ``released`` references
-    released.
+    ``freed`` that lost their last one, so that ``allocated - freed`` are used or held; ``evicted`` cached ones that
+    lost their hash other than by a reset; ``touched`` references added to blocks that had content; ``released``
+    references released.
     """
 
     def __init__(self, num_blocks: int, null_block_id: int, num_groups: int) -> None:

@@ -15,14 +15,25 @@ from kvscope.metrics.layout import PLACES
 from kvscope.metrics.store import Slab
 from kvscope.runtime.pool_meter import PoolMeter
 from kvscope.state.block_states import CountedLedger
+from kvscope.testing.metering import blocks_by_state, referenced_blocks
 from unit.boundary.schedulers import Host
 
 STATES = ("free", "cached", "used")
 HELD = ("deferred", "connector", "isolated", "other")
 
 
+class Counted(PoolMeter):
+    """``published`` counts how often."""
+
+    published = 0
+
+    def publish(self) -> None:
+        self.published += 1
+        super().publish()
+
+
 class Meter:
-    """The meter of a host that others observe as well. Its ``slab`` goes nowhere; ``published`` counts how often."""
+    """The meter of a host that others observe as well. Its ``slab`` goes nowhere."""
 
     def __init__(self, host: Host) -> None:
         scheduler = host.scheduler
@@ -32,9 +43,8 @@ class Meter:
         self.errors: list[tuple[str, str]] = []
         self.follower = host.follower
         self.slab = Slab(None)
-        self.published = 0
         self.ledger = CountedLedger(topology.num_blocks, topology.null_block_id, len(topology.groups))
-        self.meter = PoolMeter(
+        self.meter = Counted(
             self.slab,
             topology,
             MeteredHost(scheduler),
@@ -43,14 +53,11 @@ class Meter:
             tell_error=lambda *told: self.errors.append(told),
             end=lambda: None,
         )
-        self._publish = self.meter.publish
-        setattr(self.meter, "publish", self.publish)
         host.reader.observer = self
         observe_scheduler(self.meter, scheduler)
 
     def publish(self) -> None:
-        self.published += 1
-        self._publish()
+        self.meter.publish()
 
     def on_pool(self, operation: PoolOperation, boundary: str) -> None:
         self.follower.on_pool(operation, boundary)
@@ -75,34 +82,15 @@ class Meter:
         return {state: count for state, count in found.items() if count is not None}
 
 
-def walked(host: Host) -> dict[str, float]:
-    """Blocks by state, by a look at the host's own pool and tables."""
-    pool = host.pool
-    requests = host.scheduler.requests
-    live = [name for name in host.reader.tables() if name in requests and not requests[name].is_finished()]
-    owned = {block for name in live for table in host.reader.tables()[name] for block in table}
-    found = dict.fromkeys((*STATES, "held", "null"), 0.0)
-    for block in pool.blocks:
-        if block.is_null:
-            state = "null"
-        elif block.ref_cnt:
-            state = "used" if block.block_id in owned else "held"
-        else:
-            state = "cached" if host.reader.hashes_of(block) else "free"
-        found[state] += 1
-    return found
-
-
 def agrees(meter: Meter) -> None:
     """Whatever has happened, what is said is what is there."""
     host = meter.host
     meter.publish()
-    assert meter.states() == walked(host)
+    assert meter.states() == blocks_by_state(host.scheduler)
     assert sum(meter.states().values()) == len(host.pool.blocks)
     assert meter.value("kv_cache_usage_percent") == host.scheduler.get_kv_cache_usage() * 100
     ledger = meter.ledger
-    in_use = sum(block.ref_cnt > 0 for block in host.pool.blocks if not block.is_null)
-    assert ledger.allocated - ledger.freed == in_use
+    assert ledger.allocated - ledger.freed == referenced_blocks(host.scheduler)
     assert meter.value("kv_block_alloc_total") == ledger.allocated
     assert meter.value("kv_block_free_total") == ledger.freed
     fills = [meter.value("kv_token_fill_ratio", str(group)) for group in range(len(host.reader.managers))]

@@ -13,8 +13,9 @@ from tests.budget import examples
 from vllm.v1.request import RequestStatus
 
 from kvscope.boundary.ledger import Ledger
+from kvscope.testing.metering import blocks_by_state
 from unit.boundary import schedulers
-from unit.boundary.metered import Meter, agrees, hits_of, metered_seams, walked
+from unit.boundary.metered import Meter, agrees, hits_of, metered_seams
 from unit.boundary.schedulers import Host, full, make_scheduler, sliding, state
 from unit.boundary.test_pool_lives import ACTS, MAKERS
 from unit.boundary.test_pool_lives import SETTINGS as EVERYTHING
@@ -108,7 +109,7 @@ def test_what_is_received_is_used() -> None:
     host.connect().elsewhere["a"] = (32, True)
     host.add("a", range(40))
     host.schedule()
-    assert meter.states() == walked(host)
+    assert meter.states() == blocks_by_state(host.scheduler)
     assert meter.states()["used"] == 2
     assert meter.value("kv_token_fill_ratio", "0") == 0
 
@@ -263,17 +264,17 @@ def test_steps_in_a_row_are_published_now_and_then_and_the_last_one_at_once() ->
     host, meter = metered()
     host.add("a", range(16), max_tokens=60)
     host.step()
-    meter.published = 0
+    meter.meter.published = 0
     meter.meter._publish_at = 1 << 62
     for _ in range(20):
         host.step()
-    assert meter.published == 0
+    assert meter.meter.published == 0
     while host.scheduler.has_unfinished_requests():
         host.step()
-    assert meter.published == 1
+    assert meter.meter.published == 1
     assert meter.states()["used"] == 0
     host.step()
-    assert meter.published == 1
+    assert meter.meter.published == 1
 
 
 def test_an_interval_that_has_passed_is_enough() -> None:
@@ -281,9 +282,9 @@ def test_an_interval_that_has_passed_is_enough() -> None:
     host.add("a", range(16), max_tokens=60)
     host.step()
     for _ in range(3):
-        meter.published, meter.meter._publish_at = 0, 0
+        meter.meter.published, meter.meter._publish_at = 0, 0
         host.step()
-        assert meter.published == 1
+        assert meter.meter.published == 1
 
 
 def test_what_the_host_raises_is_told_and_goes_on() -> None:

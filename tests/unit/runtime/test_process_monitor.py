@@ -154,7 +154,6 @@ def test_hooks_are_said_by_name_and_those_of_a_connector_by_its_interface(tmp_pa
 
 def test_dropped_records_are_said_by_cause(tmp_path: Path) -> None:
     run = monitored(tmp_path, queue_records=1)
-    run.stream  # made, and nobody writes yet
     for _ in range(3):
         run.stream.put("state", object(), component="scheduler", boundary="b")
     run.open()

@@ -16,6 +16,7 @@ from kvscope.events.codec import NOT_DELIVERED
 from kvscope.facts.allocator import PoolOperation
 from kvscope.facts.requests import Admission
 from kvscope.facts.topology import Ranks
+from kvscope.runtime import run as module
 from kvscope.runtime.concerned import MOST_BLOCKS, concerned_blocks
 from kvscope.runtime.frontend import FrontendRecorder
 from kvscope.runtime.run import COVERAGE_INTERVAL_SECONDS
