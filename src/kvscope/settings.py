@@ -202,18 +202,16 @@ class GuardConfig(CheckingPart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Section):
-    """`kv_monitor`: metrics and their exporter."""
-
-    ACTS: ClassVar[bool] = False
+    """`kv_monitor`: metrics, in a file of each process, and their exporter."""
 
     enabled: bool = setting(False, BOOLEAN, "switches the part on")
-    host: str = setting("127.0.0.1", HOST, "address that the exporter listens on")
-    port: int = setting(9460, integer(1, 65535), "port of the exporter; the data-parallel rank is added")
-    metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on")
-    scrape_interval: float = setting(1.0, DURATION, "the metrics are rendered at most once in this time")
+    host: str = setting("127.0.0.1", HOST, "address that the exporter listens on", acts=False)
+    port: int = setting(9460, integer(1, 65535), "port of the exporter; the data-parallel rank is added", acts=False)
+    metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on", acts=False)
+    scrape_interval: float = setting(1.0, DURATION, "the metrics are rendered at most once in this time", acts=False)
     prefix: str = setting("vllm_ascend_", PREFIX, "start of every metric's name")
     window: float = setting(60.0, DURATION, "time over which the hit ratio is taken")
-    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates per scrape_interval")
+    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates per scrape_interval", acts=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
