@@ -288,7 +288,7 @@ def test_a_forked_child_keeps_neither_port_nor_lock(run: Run) -> None:
 
 
 def test_whoever_is_patient_lets_others_go_first(run: Run) -> None:
-    settings = ExporterSettings(folder=run.folder, run_id="run", port=0, take_over_s=0.05, patience_s=0.3)
+    settings = ExporterSettings(folder=run.folder, run_id="run", port=0, take_over_s=0.05, patience_s=1.0)
     patient = Exporter(settings, run.collect)
     run.begun.append(patient)
     patient.start()

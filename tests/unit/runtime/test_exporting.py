@@ -40,7 +40,7 @@ class Runs:
         settings = {"enabled": True, "port": self.port, "scrape_interval": 0.01, **monitor}
         config = parse({"kv_monitor": settings, "kv_output": {"dir": str(self.folder)}}, {})
         run: Any = SimpleNamespace(run_id="run", config=config, process=process, ranks=Ranks(dp=engine))
-        self.begun.append(RunExporter(run, engine_patience_s=0.2))
+        self.begun.append(RunExporter(run, engine_patience_s=1.5))
         self.begun[-1].start()
         return self.begun[-1]
 
