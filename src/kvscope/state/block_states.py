@@ -23,7 +23,6 @@ group ``g``."""
 _DEFERRED, _CONNECTOR, _ISOLATED, _OTHER = range(HELD, USED)
 COUNTED_ONE_BY_ONE = 64
 """Up to so many blocks single numbers are faster than arrays."""
-_CHANGE_NOTHING = frozenset({facts.RECEIVE})
 
 
 class CountedLedger(BlockLedger):
@@ -71,7 +70,11 @@ class CountedLedger(BlockLedger):
 
     def apply(self, operation: PoolOperation, step: int) -> None:
         kind, counts = operation.kind, self._counts
-        if kind in _CHANGE_NOTHING:
+        if kind == facts.RECEIVE or (kind == facts.CACHE and self.all_in_use(operation.block_ids)):
+            super().apply(operation, step)  # nobody comes or goes
+            return
+        if kind == facts.ALLOC and operation.request_id is not None and self.all_unused(operation.block_ids):
+            self._count_handed_out(operation)
             super().apply(operation, step)
             return
         if kind == facts.RESET:
@@ -80,16 +83,31 @@ class CountedLedger(BlockLedger):
             counts[CACHED] = 0
             return
         blocks = self._affected(operation)
-        before = self._states_of(blocks)
+        before = self._tally(blocks)
         self._is_applying = True
         try:
             super().apply(operation, step)
         finally:
             self._is_applying = False
         self._note_reason(operation, blocks)
-        after = self._states_of(blocks)
+        after = self._tally(blocks)
         self._count(operation, before, after)
         self._move(before, after)
+
+    def _count_handed_out(self, operation: PoolOperation) -> None:
+        """Blocks that nobody has come to a request, as in nearly every allocation; the ledger does not know it yet."""
+        blocks, counts, group = operation.block_ids, self._counts, operation.group_id
+        count = len(blocks)
+        if count > COUNTED_ONE_BY_ONE:
+            cached = int(np.count_nonzero(self._rows[np.array(blocks, np.intp), HASHES]))
+        else:
+            cells = self._cells
+            cached = sum(cells[(block << SHIFT) + HASHES] > 0 for block in blocks)
+        counts[CACHED] -= cached
+        counts[FREE] -= count - cached
+        counts[USED + 1 + group if group is not None and 0 <= group < self._num_groups else USED] += count
+        self.allocated += count
+        self.evicted += cached
 
     def request_ended(self, request_id: str) -> None:
         holder = self._holders.by_id.get(request_id)
@@ -97,9 +115,9 @@ class CountedLedger(BlockLedger):
             super().request_ended(request_id)
             return
         blocks = sorted(set(holder.live.blocks().tolist()))
-        before = self._states_of(blocks)
+        before = self._tally(blocks)
         super().request_ended(request_id)
-        self._move(before, self._states_of(blocks))
+        self._move(before, self._tally(blocks))
 
     def isolate(self, block_ids: Iterable[int]) -> None:
         """These are held back: where nobody uses one any more, that is why it has a reference."""
@@ -111,9 +129,9 @@ class CountedLedger(BlockLedger):
 
     def _reclassify(self, block_ids: Iterable[int], change: Callable[[list[int]], None]) -> None:
         blocks = [block for block in block_ids if self._has(block)]
-        before = self._states_of(blocks)
+        before = self._tally(blocks)
         change(blocks)
-        self._move(before, self._states_of(blocks))
+        self._move(before, self._tally(blocks))
 
     def _affected(self, operation: PoolOperation) -> list[int]:
         """The blocks, each once, whose state the operation can change."""
@@ -129,22 +147,24 @@ class CountedLedger(BlockLedger):
             blocks = [block for block in blocks if self._has(block)]
         return blocks
 
-    def _states_of(self, blocks: list[int]) -> list[int]:
+    def _tally(self, blocks: list[int]) -> list[int]:
+        """How many of these blocks are in each state, by code."""
         if len(blocks) > COUNTED_ONE_BY_ONE:
-            return self._states_at_once(blocks)
-        cells, groups, states = self._cells, self._num_groups, []
+            return self._tally_at_once(blocks)
+        cells, groups, tally = self._cells, self._num_groups, [0] * len(self._counts)
         for block in blocks:
             at = block << SHIFT
             if not cells[at + REFERENCES]:
-                states.append(CACHED if cells[at + HASHES] else FREE)
+                state = CACHED if cells[at + HASHES] else FREE
             elif cells[at + OWNERS] > 0:
                 group = cells[at + GROUP]
-                states.append(USED + 1 + group if 0 <= group < groups else USED)
+                state = USED + 1 + group if 0 <= group < groups else USED
             else:
-                states.append(self._reason(block))
-        return states
+                state = self._reason(block)
+            tally[state] += 1
+        return tally
 
-    def _states_at_once(self, blocks: list[int]) -> list[int]:
+    def _tally_at_once(self, blocks: list[int]) -> list[int]:
         rows = self._rows[np.array(blocks, np.intp)]
         groups = rows[:, GROUP]
         states = np.where(rows[:, HASHES] > 0, CACHED, FREE)
@@ -153,8 +173,8 @@ class CountedLedger(BlockLedger):
         states[referenced & owned] = of_group[referenced & owned]
         for at in np.flatnonzero(referenced & ~owned).tolist():
             states[at] = self._reason(blocks[at])
-        as_list: list[int] = states.tolist()
-        return as_list
+        tally: list[int] = np.bincount(states, minlength=len(self._counts)).tolist()
+        return tally
 
     def _reason(self, block: int) -> int:
         return _ISOLATED if block in self._isolated else self._reasons.get(block, _OTHER)
@@ -185,15 +205,14 @@ class CountedLedger(BlockLedger):
         elif kind == facts.TOUCH:
             self.touched += len(operation.block_ids)
         elif kind in {facts.ALLOC, facts.EVICT}:
-            self.evicted += before.count(CACHED) - after.count(CACHED)
+            self.evicted += before[CACHED] - after[CACHED]
 
     def _move(self, before: list[int], after: list[int]) -> None:
         counts = self._counts
-        for was, now in zip(before, after, strict=True):
+        for state, (was, now) in enumerate(zip(before, after, strict=True)):
             if was != now:
-                counts[was] -= 1
-                counts[now] += 1
+                counts[state] += now - was
 
 
-def _without_reference(states: list[int]) -> int:
-    return states.count(FREE) + states.count(CACHED)
+def _without_reference(tally: list[int]) -> int:
+    return tally[FREE] + tally[CACHED]
