@@ -209,7 +209,7 @@ class MonitorConfig(Section):
     port: int = setting(
         9460,
         integer(1, 65535),
-        "port of the exporter, the next free one where it is taken; an EngineCore that exports, since no front end is on "
+        "port of the exporter, the next free one where it is taken; an EngineCore that exports, as no front end is on "
         "its host, adds its data-parallel rank",
     )
     metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on")
