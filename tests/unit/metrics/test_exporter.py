@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,7 +63,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield made
     for exporter in made.begun:
         exporter.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "kvscope-exporter"]
+    assert not [exporter for exporter in made.begun if exporter._thread is not None and exporter._thread.is_alive()]
 
 
 def port_of(exporter: Exporter) -> int:
