@@ -171,19 +171,25 @@ class PluginHub:
         connector = getattr(scheduler, "connector", None)
         run.open()
         judge = None if run.config.only_counts else EngineJudge(run, run.topology)
+        reads_plans = connector is not None and self._install_connector(type(connector))
         if judge is not None:
-            reads_plans = connector is not None and self._install_connector(type(connector))
             setattr(scheduler, OBSERVER, judge)
             if reads_plans:
                 judge.observe_connector()
-                PlanReader(judge, scheduler)
         told: EngineJudge | PoolMeter | None = judge
         pool, meter = None if judge is None else judge.pool, None
         is_observed = all(seam.name in self.ledger.installed for seam in self.table if seam.role == "allocator")
         if run.monitor is not None:
             name = "none" if connector is None else type(connector).__name__
-            told = meter = meter_of(run, run.monitor, MeteredHost(scheduler), name, judge, is_observed=is_observed)
+            told = meter = meter_of(
+                *(run, run.monitor, MeteredHost(scheduler), name, judge),
+                is_observed=is_observed,
+                reads_plans=reads_plans,
+            )
             observe_scheduler(meter, scheduler)
+        planner = (None if meter is None else meter.connector) or judge
+        if reads_plans and planner is not None:
+            PlanReader(planner, scheduler)
         if is_observed and told is not None and (meter or pool):
             reader = PoolReader(told, scheduler)
             if pool is not None:

@@ -13,7 +13,6 @@ from kvscope.boundary.ledger import OBSERVER
 from kvscope.boundary.metering import METER
 from kvscope.metrics.families import Family, Sample, families, runs
 from kvscope.metrics.reader import read_run
-from kvscope.plugin import HUB
 from kvscope.runtime.pool_meter import PoolMeter
 from kvscope.testing import engine
 from kvscope.testing.metering import blocks_by_state, referenced_blocks
@@ -98,17 +97,19 @@ def watched(request: pytest.FixtureRequest, runner: engine.Runner, tmp_path: Pat
         yield Watched(llm, tmp_path)
 
 
-def add(watched: Watched, count: int, dice: random.Random, answer: Callable[[], int]) -> None:
+def add(watched: Watched, count: int, dice: random.Random, answer: Callable[[], int]) -> list[str]:
+    """The names of new requests, most of which begin like others."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
+    names = [f"{watched.steps}-{number}" for number in range(count)]
     prefixes = [[seed + token for token in range(4, 68)] for seed in range(3)]
-    for number in range(count):
+    for number, name in enumerate(names):
         tail = [dice.randrange(4, 260) for _ in range(dice.randrange(1, 70))]
         prompt = (dice.choice(prefixes) if number % 4 else []) + tail
         parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=answer())
-        name = f"{watched.steps}-{number}"
         watched.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), parameters)
+    return names
 
 
 def finish(watched: Watched) -> list[Any]:
@@ -137,7 +138,7 @@ def test_every_number_is_the_engines_own_after_every_step(
     assert watched.value("prefix_cache_queries_total", unit="token") == prompts
     assert watched.value("prefix_cache_hits_total", unit="block") == hits / 32
 
-    add(watched, 4, dice, lambda: 100)
+    names = add(watched, 4, dice, lambda: 100)
     for _ in range(6):
         watched.step()
     gauge = next(metric.value for metric in llm.get_metrics() if metric.name == "vllm:kv_cache_usage_perc")
@@ -145,7 +146,7 @@ def test_every_number_is_the_engines_own_after_every_step(
     assert gauge > 0
 
     steps = watched.steps
-    llm.llm_engine.abort_request([*llm.llm_engine.output_processor.request_states])
+    llm.llm_engine.abort_request(names)
     assert watched.value("kv_cache_usage_percent") == 0  # nobody has made a step, or published
     watched.agrees()
     assert (watched.states()["used"], watched.steps) == (0, steps)
@@ -176,6 +177,7 @@ def test_a_run_stays_readable_when_it_is_over_and_the_next_one_begins_at_zero(
             engine.generate(llm, [list(range(4, 80))], max_tokens=3)
             assert getattr(first.scheduler, OBSERVER, None) is None  # nothing is recorded or judged
             assert not hasattr(engine.worker(llm), OBSERVER)
+            assert not hasattr(engine.model_runner(llm), OBSERVER)
         ended.append(first)
     for watched in ended:
         (run,) = runs(read_run(watched.run_folder).processes)
@@ -186,7 +188,6 @@ def test_a_run_stays_readable_when_it_is_over_and_the_next_one_begins_at_zero(
         assert watched.value("kvscope_info", connector="none") == 1
         events = [line for path in watched.run_folder.glob("*.jsonl") for line in path.read_text().splitlines()]
         assert not [line for line in events if '"kv.bind"' in line or '"kv.alloc"' in line]
-    assert not [name for name in HUB.ledger.installed if name.startswith("runner_")]
 
 
 def test_the_checks_count_what_they_looked_at(runner: engine.Runner, tmp_path: Path) -> None:

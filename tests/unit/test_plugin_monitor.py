@@ -190,16 +190,30 @@ def test_what_isolate_holds_back_is_held_because_of_it(hub: PluginHub, tmp_path:
     assert engine.states() == blocks_by_state(engine.scheduler)
 
 
-def test_the_name_of_a_connector_is_said(hub: PluginHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class NixlConnector:
+    def update_state_after_alloc(self, *_: Any) -> None:
+        """It is told."""
+
+
+class OffloadingConnector(NixlConnector):
+    """Has it from its base."""
+
+
+@pytest.mark.parametrize(("kind", "is_counted"), [(NixlConnector, True), (OffloadingConnector, False)])
+@pytest.mark.parametrize("parts", [{}, {"kv_trace": ON}], ids=["alone", "with trace"])
+def test_a_connector_is_named_and_its_transfers_counted_if_they_are_between_engines(
+    kind: type, is_counted: bool, parts: dict[str, Any], hub: PluginHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attach = hub.attach_scheduler
 
-    class NixlConnector:
-        pass
-
     def attached(scheduler: Any) -> None:
-        scheduler.connector = NixlConnector()
+        scheduler.connector = kind()
         attach(scheduler)
 
     monkeypatch.setattr(hub, "attach_scheduler", attached)
-    engine = Engine(tmp_path, hub, kv_monitor=MONITOR)
-    assert engine.values()["kvscope_info"] == {("NixlConnector",): 1}
+    engine = Engine(tmp_path, hub, kv_monitor=MONITOR, **parts)
+    found = engine.values()
+    assert found["kvscope_info"] == {(kind.__name__,): 1}
+    assert ("pd_transfer_in_flight" in found, "pd_transfer_tokens_total" in found) == (is_counted, is_counted)
+    if parts:
+        assert getattr(engine.scheduler, OBSERVER).connector is not None

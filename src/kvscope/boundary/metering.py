@@ -52,6 +52,24 @@ class MeteredHost:
     def caches_prefixes(self) -> bool:
         return bool(self._manager.enable_caching)
 
+    def computed_tokens(self, request_id: str) -> int:
+        """Tokens that a request has KV of."""
+        return int(self._scheduler.requests[request_id].num_computed_tokens)
+
+    def outcome(self, request_id: str) -> str | None:
+        """Why a load that is reported as finished is of no use, None if it is."""
+        request = self._scheduler.requests.get(request_id)
+        if request is not None and request_id in self._scheduler.failed_recving_kv_req_ids:
+            return "load_failed"
+        if request is None or request.is_finished():
+            return "load_failed" if request is not None and request.status.name == "FINISHED_ERROR" else "aborted"
+        return None
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether a request has not been given any block yet."""
+        request = self._scheduler.requests.get(request_id)
+        return request is not None and request.status.name == "WAITING"
+
     def unfilled_slots(self) -> list[int]:
         """By group: slots in the tables of live requests behind the tokens that each has. Walks the requests.
 
@@ -92,6 +110,20 @@ def _lookup(request: Any, num_hits: int) -> tuple[Any, int]:
     return request, num_hits
 
 
+def after_arrival(meter: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """A request that is to be decoded here says so (``OpenAIServing`` and the proxies in front of it)."""
+    request = args[0] if args else kwargs["request"]
+    if meter.connector is not None and (request.kv_transfer_params or {}).get("do_remote_prefill"):
+        meter.connector.on_arrival(request.request_id)
+
+
+def before_transfers(meter: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
+    """Blocks of loads that failed were looked at before, in the same ``update_from_output``."""
+    output = args[0] if args else kwargs["kv_connector_output"]
+    if meter.connector is not None and (output.finished_recving or output.finished_sending):
+        meter.on_transfers(sorted(output.finished_recving or ()), sorted(output.finished_sending or ()))
+
+
 def after_scheduled(meter: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:
     meter.on_step()
 
@@ -114,6 +146,24 @@ def metering_seams() -> tuple[Seam, ...]:
             fact="how much of a prompt was in the prefix cache when its request was admitted",
             lost="hits and queries of the prefix cache",
             needs=("request", "num_hits"),
+        ),
+        Seam(
+            "monitor.arrival",
+            f"{scheduler}.add_request",
+            "monitor",
+            _after(after_arrival),
+            fact="requests whose KV is to come from elsewhere",
+            lost="how many of them wait",
+            needs=("request",),
+        ),
+        Seam(
+            "monitor.transfers",
+            f"{scheduler}._update_from_kv_xfer_finished",
+            "monitor",
+            around(before=before_transfers, carrier=METER),
+            fact="transfers that the workers' connectors report as finished",
+            lost="tokens and times of transfers",
+            needs=("kv_connector_output",),
         ),
         Seam(
             "monitor.scheduled",

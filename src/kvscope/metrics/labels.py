@@ -139,6 +139,8 @@ HOOK = Label(
         "connector.plan",
         "connector.finished",
         "monitor.lookup",
+        "monitor.arrival",
+        "monitor.transfers",
         "monitor.scheduled",
         "monitor.updated",
         "worker.cache",

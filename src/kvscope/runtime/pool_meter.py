@@ -19,6 +19,7 @@ from ..metrics.store import Gauge, Slab
 from ..state.block_states import HELD_BECAUSE, CountedLedger
 from ..state.blocks import BlockLedger
 from ..state.reuse import Reuse
+from .connector_meter import OFFLOADS, ConnectorMeter, TransferHost
 from .engine import EngineJudge
 from .process_monitor import ProcessMonitor
 from .run import Run
@@ -28,7 +29,7 @@ FILL_EVERY_NS = 1_000_000_000
 """The fill ratio walks the live requests."""
 
 
-class MeteredScheduler(Protocol):
+class MeteredScheduler(TransferHost, Protocol):
     """What is asked of the scheduler when numbers are published. Implemented by the boundary."""
 
     @property
@@ -80,8 +81,9 @@ class PoolMeter:
     ) -> None:
         self.host = host
         self.ledger = ledger
+        self.connector: ConnectorMeter | None = None
         self.reuse = Reuse()
-        self._slab = slab
+        self.slab = slab
         self._inner = inner
         self._is_lost = is_lost
         self._tell_error = tell_error
@@ -119,6 +121,8 @@ class PoolMeter:
         elif self.ledger is not None and not self._is_lost():
             self.ledger.apply(operation, operation.step)
         self._has_moved = True
+        if operation.kind == facts.RECEIVE and operation.request_id is not None and self.connector is not None:
+            self.connector.on_taken_up(operation.request_id)
         if self.host.is_aborting or operation.kind == facts.RESET:
             self.publish()
 
@@ -130,6 +134,12 @@ class PoolMeter:
         """A request was looked up in the prefix cache and admitted, for the first time."""
         self.reuse = self.reuse.admitted(prompt_tokens, hit_tokens, self._block_size)
         self._has_moved = True
+
+    def on_transfers(self, received: list[str], sent: list[str]) -> None:
+        """Transfers were reported as finished, which is about to take effect."""
+        self._has_moved = True
+        if self.connector is not None:
+            self.connector.on_transfers(received, sent)
 
     def on_step(self) -> None:
         """A step was made, or its result has taken effect."""
@@ -163,7 +173,9 @@ class PoolMeter:
                 self._forget_states()
             else:
                 self._say_states(self.ledger, now)
-        self._slab.publish()
+        if self.connector is not None:
+            self.connector.say()
+        self.slab.publish()
 
     def _say_states(self, ledger: CountedLedger, now: int) -> None:
         used = ledger.used
@@ -209,8 +221,11 @@ def meter_of(
     judge: EngineJudge | None,
     *,
     is_observed: bool,
+    reads_plans: bool,
 ) -> PoolMeter:
-    """The meter of one scheduler; ``is_observed``: what its block pool does will be told."""
+    """The meter of one scheduler; ``is_observed``: what its block pool does will be told, ``reads_plans``: so will be
+    what is planned with its connector.
+    """
     topology, faults, before = run.topology, run.allocator_faults, run.allocator_faults[0]
     if topology is None:
         raise ValueError("the scheduler's topology is not known")
@@ -236,6 +251,15 @@ def meter_of(
         tell_error=tell_error,
         end=run.close,
     )
+    if reads_plans and connector not in OFFLOADS:
+        faults_before = run.connector_faults
+        meter.connector = ConnectorMeter(
+            meter.slab,
+            host,
+            inner=judge,
+            is_lost=lambda: run.connector_faults != faults_before,
+            tell_error=tell_error,
+        )
     monitor.observe_scheduler(connector, (lambda: meter.reuse) if host.caches_prefixes else None)
     monitor.before_close.append(meter.publish)
     return meter

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from math import isnan
 from typing import Any
 
+from kvscope.boundary.connector import PlanReader
 from kvscope.boundary.ledger import Ledger
 from kvscope.boundary.metering import MeteredHost, metering_seams, observe_scheduler
 from kvscope.boundary.topology import read_topology
 from kvscope.facts.allocator import PoolOperation
 from kvscope.metrics.layout import PLACES
 from kvscope.metrics.store import Slab
+from kvscope.runtime.connector_meter import ConnectorMeter
 from kvscope.runtime.pool_meter import PoolMeter
 from kvscope.state.block_states import CountedLedger
 from kvscope.testing.metering import blocks_by_state, referenced_blocks
-from unit.boundary.schedulers import Host
+from unit.boundary.schedulers import Connector, Host
 
 STATES = ("free", "cached", "used")
 HELD = ("deferred", "connector", "isolated", "other")
@@ -56,6 +58,20 @@ class Meter:
         host.reader.observer = self
         observe_scheduler(self.meter, scheduler)
 
+    def connect(self, kind: type[Connector]) -> Connector:
+        """Give the scheduler a connector of this class, of which everything that is planned is told."""
+        scheduler = self.host.scheduler
+        scheduler.connector = connector = kind()
+        self.meter.connector = ConnectorMeter(
+            self.slab,
+            self.meter.host,
+            inner=None,
+            is_lost=lambda: self.lost,
+            tell_error=lambda *told: self.errors.append(told),
+        )
+        PlanReader(self.meter.connector, scheduler)
+        return connector
+
     def publish(self) -> None:
         self.meter.publish()
 
@@ -75,6 +91,12 @@ class Meter:
         """What was said last, None for a series that does not exist."""
         cell = self.slab.cells[PLACES[name, labels].start]
         return None if isnan(cell) else cell
+
+    def histogram(self, name: str) -> tuple[float, float]:
+        """How many observations, and their sum."""
+        place = PLACES[name, ()]
+        *counts, total = self.slab.cells[place.start : place.start + place.width]
+        return sum(counts), total
 
     def states(self) -> dict[str, float]:
         found = {state: self.value("kv_blocks", state, "") for state in (*STATES, "null")}
