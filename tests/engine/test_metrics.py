@@ -87,10 +87,8 @@ class Watched:
         return outputs
 
 
-@pytest.fixture(params=PARTS)
-def watched(request: pytest.FixtureRequest, runner: engine.Runner, tmp_path: Path) -> Iterator[Watched]:
-    if runner == "v2" and request.param != "alone":
-        pytest.skip("the scheduler is the same, and with V1 it is looked at with all parts")
+@pytest.fixture(params=["alone", pytest.param("with trace and guard", marks=pytest.mark.long_v2)])
+def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
     parts = {part: {"enabled": True} for part in PARTS[request.param]}
     monitor = {"kv_monitor": {"enabled": True, "prefix": "p_"}, "kv_output": {"dir": str(tmp_path)}}
     with engine.running(additional_config=parts | monitor, **SETTINGS) as llm:
