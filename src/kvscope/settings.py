@@ -202,18 +202,21 @@ class GuardConfig(CheckingPart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Section):
-    """`kv_monitor`: metrics and their exporter."""
-
-    ACTS: ClassVar[bool] = False
+    """`kv_monitor`: metrics, in a file of each process, and their exporter."""
 
     enabled: bool = setting(False, BOOLEAN, "switches the part on")
     host: str = setting("127.0.0.1", HOST, "address that the exporter listens on")
-    port: int = setting(9460, integer(1, 65535), "port of the exporter; the data-parallel rank is added")
+    port: int = setting(
+        9460,
+        integer(1, 65535),
+        "port of the exporter, the next free one where it is taken; an EngineCore that exports, as no front end is on "
+        "its host, adds its data-parallel rank",
+    )
     metrics_path: str = setting("/metrics", URL_PATH, "path that the exporter answers on")
     scrape_interval: float = setting(1.0, DURATION, "the metrics are rendered at most once in this time")
     prefix: str = setting("vllm_ascend_", PREFIX, "start of every metric's name")
     window: float = setting(60.0, DURATION, "time over which the hit ratio is taken")
-    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates per scrape_interval")
+    log: bool = setting(False, BOOLEAN, "writes one JSON line of aggregates into vLLM's log per scrape_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

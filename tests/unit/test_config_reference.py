@@ -48,21 +48,22 @@ def test_every_value_of_a_few_has_a_meaning(path: str, row: Setting) -> None:
 
 def test_a_part_is_called_inactive_as_long_as_the_run_says_so() -> None:
     everything = parse({key: {"enabled": True} for key in CONFIG_KEYS if key != "kv_output"}, {})
-    inactive = {key for key, said in _parts_said(everything).items() if said == NOT_DELIVERED}
+    inactive = {key for key, said in _parts_said(everything, None).items() if said == NOT_DELIVERED}
     assert {key.key for key in describe() if not key.acts} == inactive
 
 
 @pytest.mark.parametrize("key", ["kv_trace", "kv_guard_config"])
 def test_isolate_is_called_inactive_as_long_as_the_run_says_so(key: str) -> None:
     isolating = parse({key: {"enabled": True, "action": "isolate"}}, {})
-    inactive = NOT_DELIVERED in _parts_said(isolating)[key]
+    inactive = NOT_DELIVERED in _parts_said(isolating, None)[key]
     assert ("not in this version" in SETTINGS[f"{key}.action"].choices["isolate"]) is inactive
 
 
 def test_a_setting_is_called_inactive_as_long_as_nothing_reads_it() -> None:
     ours = {ROOT / "src" / "kvscope" / name for name in ("config.py", "settings.py")}
     source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "src").rglob("*.py") if p not in ours)
-    owners = {"kv_trace": r"(trace|guard|part)", "kv_guard_config": r"(trace|guard|part)", "kv_output": "output"}
+    part = r"(trace|guard|part)"
+    owners = {"kv_trace": part, "kv_guard_config": part, "kv_output": "output", "kv_monitor": "monitor"}
     asked_for = {"action": r"|\.action_for\b"}  # by the part that a rule belongs to
     unread = {
         path

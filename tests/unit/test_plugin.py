@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from msgspec import UNSET
 from kvscope import plugin
 from kvscope.boundary.allocator import READER
 from kvscope.boundary.ledger import OBSERVER, Ledger, Role, Seam
+from kvscope.boundary.versions import host_versions
 from kvscope.boundary.wrapping import around, creation
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE
 from kvscope.errors import ConfigurationError
@@ -213,6 +215,15 @@ def test_two_engines_of_one_process_that_differ_do_not_switch_each_other_off(hub
     assert not hasattr(off, OBSERVER)
     with pytest.raises(KeyError):
         hub.run(os.getpid(), "off")
+
+
+def test_a_front_end_that_is_observed_has_its_run_exported(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[str] = []
+    monkeypatch.setattr("kvscope.runtime.run.Run.export", lambda run: exported.append(run.run_id))
+    hub.attach_frontend(SimpleNamespace())
+    hub.configure_frontend(vllm_config(instance_id="one"))
+    hub.attach_frontend(SimpleNamespace())
+    assert exported == ["one"]
 
 
 def test_data_parallel_engines_are_one_run(hub: PluginHub) -> None:
@@ -549,17 +560,17 @@ def test_another_tool_between_us_and_the_host_is_named(hub: PluginHub) -> None:
 
 def test_versions_are_those_of_the_installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        raise plugin.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(plugin.importlib.metadata, "version", version)
-    assert plugin._versions() == (None, None)
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.32.0")
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert host_versions() == (None, None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32.0")
     monkeypatch.setitem(sys.modules, "vllm.platforms", None)
-    assert plugin._versions() == ("0.32.0", None)
+    assert host_versions() == ("0.32.0", None)
     platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(platforms=platforms))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    assert plugin._versions() == ("0.32.0", "cpu")
+    assert host_versions() == ("0.32.0", "cpu")
 
 
 # vLLM itself, in a process of its own ---------------------------------------------------------------------------------
@@ -655,7 +666,7 @@ def test_an_engine_in_one_process_without_a_connector_wraps_all_but_that_and_the
     runner, said = on_vllm
     other = {"v1": "runner_v2.", "v2": "runner_v1."}[runner]
     table = {seam.name for seam in PluginHub(Ledger()).table if not seam.role.startswith(("deferred_", "graphs_"))}
-    assert set(said["on"]) == {name for name in table if not name.startswith((other, "connector."))}
+    assert set(said["on"]) == {name for name in table if not name.startswith((other, "connector.", "monitor."))}
     assert said["absent"] == {}
 
 

@@ -43,7 +43,7 @@ _UNOBSERVED = "the trace does not say what the block pool did: KV Guard was off"
 _IDS_OMITTED = "this trace leaves request ids out (kv_output.request_ids)"
 _NO_ADMISSIONS = "a trace counts no admissions; KV Monitor does"
 _NO_TRANSFERS = "a trace measures no transfers; KV Monitor does"
-_NOTHING_DECLARED = "no step was declared in this trace"
+_NOTHING_DECLARED = "this trace declares no step; KV Trace and KV Guard record them"
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,9 @@ class _Engine:
         """Why the tables cannot be told."""
         if self._ids_omitted:
             return _IDS_OMITTED
-        return _LOST if self.is_lost else None
+        if self.is_lost:
+            return _LOST
+        return None if self._last_step else _NOTHING_DECLARED
 
     def requests(self) -> list[RequestBlocks]:
         bindings, ledger, found = self._bindings, self._ledger(), []

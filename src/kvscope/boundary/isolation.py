@@ -111,7 +111,7 @@ class SchedulerControl:
 
     @contextmanager
     def _because(self, cause: str) -> Iterator[None]:
-        """Say to whoever reads the pool's calls why it is called. Nobody does with guard off."""
+        """Say to whoever reads the pool's calls why it is called. Nobody does with guard and monitor off."""
         reader = getattr(self._scheduler, READER, None)
         if reader is None:
             yield

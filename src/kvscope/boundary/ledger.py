@@ -28,6 +28,7 @@ Role = Literal[
     "engine",
     "allocator",
     "connector",
+    "monitor",
     "worker",
     "worker_v1",
     "worker_v2",

@@ -9,6 +9,7 @@ from .block_work import block_work_seams
 from .connector import connector_seams
 from .drafts import draft_seams
 from .ledger import Role, Seam
+from .metering import metering_seams
 from .pool_seams import pool_seams
 from .wrapping import After, Before, around, creation
 
@@ -21,7 +22,7 @@ HOSTS = ("0.32",)
 
 def seam_table(hub: Hub) -> tuple[Seam, ...]:
     """All seams, in the order in which a request meets them. ``hub`` makes the observers."""
-    engine = (*_engine(hub), *pool_seams(), *connector_seams())
+    engine = (*_engine(hub), *pool_seams(), *connector_seams(), *metering_seams())
     runners = (*_runners(), *_outputs(), *draft_seams(), *_graph_seams())
     return (*_bootstrap(hub), *_frontend(hub), *engine, *_worker(hub), *block_work_seams(hub), *runners)
 

@@ -42,7 +42,9 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings:
-    """`port` already has the data-parallel rank added; 0 lets the system choose. `folder` is the run's."""
+    """`port` already has the data-parallel rank added; 0 lets the system choose. `folder` is the run's. `patience_s` is
+    for how long others, who would rather have it, are given the chance to take the lock first.
+    """
 
     folder: Path
     run_id: str
@@ -51,6 +53,7 @@ class ExporterSettings:
     metrics_path: str = "/metrics"
     scrape_interval_s: float = 1.0
     take_over_s: float = TAKE_OVER_S
+    patience_s: float = 0.0
 
 
 class Exporter:
@@ -125,6 +128,8 @@ class Exporter:
 
     def _run(self) -> None:
         try:
+            if self._stopping.wait(self._settings.patience_s):
+                return
             self._settings.folder.mkdir(parents=True, exist_ok=True)
             while not self._may_serve():
                 self._decided.set()

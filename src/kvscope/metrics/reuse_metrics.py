@@ -15,9 +15,9 @@ REUSE_METRICS = (
         combine="sum",
         labels=(UNIT,),
         meaning=Text(
-            "Prompt tokens, and the full blocks that they make, looked up in the prefix cache when a request was "
+            "Prompt tokens, and the blocks that hold them, looked up in the prefix cache when a request was "
             "admitted for the first time.",
-            "请求首次被接纳时在前缀缓存中查询的提示 token 数，以及它们构成的满块数。",
+            "请求首次被接纳时在前缀缓存中查询的提示 token 数，以及存放它们的块数。",
         ),
         not_read_as=Text(
             "vLLM's own query counter where requests are preempted: a request that comes back is not counted again "

@@ -26,9 +26,10 @@ TRANSFER_METRICS = (
         ),
         not_read_as=Text(
             "bytes, or copies by rank: a token counts once, however many ranks hold a part of it. Sent and received of "
-            "two engines differ while transfers are under way.",
+            "two engines differ while transfers are under way. Loads inside of a step, which nobody reports, and those "
+            "of an offload connector are not among them.",
             "字节数或按 rank 的拷贝数：无论多少 rank 各持一部分，每个 token 只计一次。"
-            "传输进行中时两端的 sent 与 received 不相等。",
+            "传输进行中时两端的 sent 与 received 不相等。步内完成（无人报告）的加载与卸载连接器的加载不计入。",
         ),
     ),
     Metric(

@@ -16,6 +16,7 @@ from ..checks.rule import is_read
 from ..events.names import RequestNames
 from ..logs import say
 from ..sinks.mailbox import ID_CHARACTERS
+from ..state.block_states import CountedLedger
 from .pool import PoolJudge
 
 HELD_PERCENT = 5
@@ -53,13 +54,20 @@ class RequestControl(Protocol):
 
 
 class Isolation:
-    """What is held back in one engine, and why nothing more can be."""
+    """What is held back in one engine, and why nothing more can be. ``states`` is told, where blocks are counted."""
 
-    def __init__(self, control: RequestControl, names: RequestNames, pool: PoolJudge | None = None) -> None:
+    def __init__(
+        self,
+        control: RequestControl,
+        names: RequestNames,
+        pool: PoolJudge | None = None,
+        states: CountedLedger | None = None,
+    ) -> None:
         self.control = control
         self.held: set[int] = set()
         self._names = names
         self._pool = pool
+        self._states = states
         self._isolated: dict[str, None] = {}  # the last ones: findings about them go on coming for a step or two
         self._most = control.num_blocks * HELD_PERCENT // 100
 
@@ -93,6 +101,8 @@ class Isolation:
             return f"{total} of {control.num_blocks} blocks would be held back, more than {HELD_PERCENT} %"
         control.hold(holding)
         self.held |= holding
+        if self._states is not None:
+            self._states.isolate(holding)
         control.end(dict.fromkeys((*named, *ending)))
         self._isolated |= dict.fromkeys((*named, *ending))
         while len(self._isolated) > _REMEMBERED:
@@ -107,6 +117,8 @@ class Isolation:
         """The prefix cache is about to be reset: nothing in a block counts any more."""
         held, self.held = self.held, set()
         self.control.release(held)
+        if self._states is not None:
+            self._states.end_isolation(held)
 
     def _left_by(self, request_id: str) -> set[int]:
         """What a request that is over had: what still waits for its connector, and what nobody has got since."""

@@ -18,6 +18,7 @@ from ..facts.requests import Declaration, StepResult
 from ..facts.topology import Topology
 from ..state.bindings import Bindings
 from ..state.block_audit import Difference
+from ..state.block_states import CountedLedger
 from ..state.blocks import BlockLedger
 from ..state.fences import Fences
 from ..state.holds import Holds
@@ -64,7 +65,9 @@ class PoolJudge:
     """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
-        self.ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
+        pool = (topology.num_blocks, topology.null_block_id)
+        is_counted = run.config.monitor.enabled
+        self.ledger = CountedLedger(*pool, len(topology.groups)) if is_counted else BlockLedger(*pool)
         self.legality = Legality(topology, self.ledger, bindings)
         self.host: HostPool | None = None
         self.holds = Holds()
@@ -121,13 +124,13 @@ class PoolJudge:
 
     def about_to_hand_out(self, operation: PoolOperation, boundary: str, trace_id: str) -> None:
         """The pool is going to stop at an assertion, and will not say what it did."""
-        if self._why_lost() is None:
+        if self.why_lost() is None:
             self._report(judge_pool(operation, self.ledger, trace_id, self._run.parts), boundary)
 
     def hand_over(self, declaration: Declaration) -> None:
         """Give the declaration what happened since the one before."""
         if self.lost is not None or self._faults[0] != self._faults_before:
-            lost = self._why_lost() or HOOK_FAULT
+            lost = self.why_lost() or HOOK_FAULT
             self._run.coverage.skipped["A", lost] += 1
             return
         declaration.operations_before = self._operations_before
@@ -135,8 +138,8 @@ class PoolJudge:
             declaration.operations, self._operations = self._operations, []
             self._operations_before += len(declaration.operations)
 
-    def _why_lost(self) -> str | None:
-        """``lost``, asked anew: after a fault of a hook the very next operation would be misjudged."""
+    def why_lost(self) -> str | None:
+        """:attr:`lost`, asked anew: after a fault of a hook the very next operation would be misjudged."""
         if self.lost is None and self._faults[0] != self._faults_before:
             self.lost = HOOK_FAULT
         return self.lost

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from .. import __version__
 from ..checks.catalog import RULES
 from ..checks.finding import Finding
-from ..checks.rule import PART_OF_CHECK, Part
+from ..checks.rule import Part
 from ..config import Config
 from ..errors import ViolationError
 from ..events.codec import NOT_DELIVERED, Identity, coverage_record, enabled_record
@@ -29,22 +29,22 @@ from ..facts.topology import Ranks, Topology
 from ..logs import say
 from ..sinks.kinds import Violation
 from ..sinks.mailbox import MailboxReader, find_mailboxes
-from ..sinks.stream import Stream
+from ..sinks.stream import QuietStream, Stream
 from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
+from .checks_counted import checks_run, checks_stalled
 from .concerned import concerned_blocks
+from .exporting import RunExporter
 from .folding import FindingFolds
 from .hook_book import HookBook
 from .inactive import inactive_checks
+from .process_monitor import ProcessMonitor
 from .salt import run_salt
 
 COVERAGE_INTERVAL_SECONDS = 10.0
 STATE_INTERVAL_SECONDS = 1.0
 """Findings that are written are accompanied by the state of the blocks that they concern, at most so often."""
-
-PLAN_CHECKS = ("C1", "C2", "C3", "C4", "C5", "C6")
-"""Checks that every judged row of a plan goes through."""
 
 ProcessRole = Literal["frontend", "engine", "worker"]
 
@@ -79,8 +79,10 @@ class Run:
         self.unread_operators: dict[int, str] = {}
         self.device_clone_bytes: int | None = None
         self.before_close: list[Callable[[], None]] = []
+        self.monitor: ProcessMonitor | None = None
         self.is_open = False
         self.is_closed = False
+        self.exporter: RunExporter | None = None
         self._hooks = hooks
         self._hooks_before = hooks.hook_numbers()
         self._versions = versions
@@ -115,15 +117,25 @@ class Run:
     def stream(self) -> Stream:
         """Where records go; made on first use, so that a process which has nothing to say makes no file."""
         self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
-        return Stream(
+        return (QuietStream if self.config.only_counts else Stream)(
             Path(self.config.output.dir),
             self.run_id,
             self.process,
-            self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world,
+            self.rank,
             output=self.config.output,
             identity=Identity(engine_id=self.engine_id, ranks=self.ranks),
             names=self.names,
         )
+
+    @property
+    def rank(self) -> int:
+        """What stands in the names of this process' files: its data-parallel rank, or a worker's among all."""
+        return self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world
+
+    @property
+    def engine(self) -> int:
+        """Data-parallel rank of the engine that this process is of."""
+        return self.ranks.dp
 
     @property
     def has_stream(self) -> bool:
@@ -140,11 +152,20 @@ class Run:
         if not self.is_open:
             self.is_open = True
             sizes = {group.group_id: group.slots_per_block for group in self.topology.groups} if self.topology else None
+            if self.config.monitor.enabled:
+                self.monitor = ProcessMonitor(self)
             self.stream.open(self.enabled, block_sizes=sizes)
             if "engine" in self.roles:
                 parts = ", ".join(f"{part} {_action(self.config, part)}" for part in sorted(self.parts))
                 text = "kvscope %s: on (%s), records in %s"
                 say(logging.INFO, text, __version__, parts or "nothing", self.stream.folder)
+                self.export()
+
+    def export(self) -> None:
+        """Have the metrics of this run served, by this process or another one of its host; from the first call on."""
+        if self.config.monitor.enabled and self.exporter is None:
+            self.exporter = RunExporter(self)
+            self.exporter.start()
 
     def enabled(self) -> EnabledRecord:
         """The first record of every file."""
@@ -154,7 +175,7 @@ class Run:
             process=self.process,
             pid=self.pid,
             configuration=config.to_public_dict(),
-            parts=_parts_said(config),
+            parts=_parts_said(config, self.monitor),
             actions={part: _action(config, part) for part in ("kv_trace", "kv_guard_config", "kv_transfer")},
             seams_installed=self._hooks.seams_installed(),
             seams_absent=self._hooks.seams_absent(),
@@ -266,6 +287,8 @@ class Run:
         """Write the last findings, the last coverage and what is queued, and end this process' stream. A second call
         does nothing.
         """
+        if self.exporter is not None:
+            self.exporter.stop()
         if self.has_stream and not self.is_closed:
             for say_last in self.before_close:
                 say_last()
@@ -277,6 +300,8 @@ class Run:
                 self.stream.violation(violation, component=last.component, boundary=last.boundary)
             self.cover("scheduler" if "engine" in self.roles else "worker", "shutdown", now=True)
             self.stream.close()
+            if self.monitor is not None:
+                self.monitor.close()
 
     def mailboxes(self) -> list[MailboxReader]:
         """The mailboxes of this engine's workers that live in processes of their own, on this host."""
@@ -284,27 +309,35 @@ class Run:
         return [MailboxReader(path) for path in find_mailboxes(folder, self.ranks.dp)]
 
     def _coverage(self) -> CoverageRecord:
-        coverage = self.coverage
-        numbers = self._hooks.hook_numbers()
-        spent = {
-            name: [now - then for now, then in zip(values, self._hooks_before.get(name, (0, 0, 0)), strict=True)]
-            for name, values in numbers.items()
-        }
+        coverage, spent = self.coverage, self.hooks_spent()
         return coverage_record(
             steps=coverage.steps,
             empty_steps=coverage.empty_steps,
             rows_scheduled=coverage.rows_scheduled,
             rows=coverage.rows,
             tokens=coverage.tokens,
-            checks_run=self._checks_run(),
+            checks_run=checks_run(coverage, self.parts),
             checks_skipped=coverage.skipped_by_check(),
             hook_calls={name: values[0] for name, values in spent.items()},
             hook_faults={name: values[1] for name, values in spent.items() if values[1]},
             hook_time_ns={name: values[2] for name, values in spent.items()},
-            checks_stalled=self._checks_stalled(),
+            checks_stalled=checks_stalled(coverage, self.parts) or None,
             findings=self._finding_counts(),
             tail_entries=coverage.tail_entries or None,
         )
+
+    def hooks_spent(self) -> dict[str, tuple[int, int, int]]:
+        """``{hook: (calls, faults, own time in ns)}`` since this run began."""
+        before = self._hooks_before
+        return {
+            name: (calls - was[0], faults - was[1], time_ns - was[2])
+            for name, (calls, faults, time_ns) in self._hooks.hook_numbers().items()
+            for was in (before.get(name, (0, 0, 0)),)
+        }
+
+    def records_dropped(self) -> dict[str, int]:
+        """Records that were made and not written, by every cause that there is."""
+        return self.stream.dropped
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
         rule = RULES[finding.reason]
@@ -330,28 +363,6 @@ class Run:
             counts.append(count)
         return counts
 
-    def _checks_run(self) -> dict[str, int]:
-        """By check: rows of plans, requests handed over, operations of the pool; then of how many rows the arguments of
-        the operators were compared, how many blocks were held against the pool itself, and how many dummy runs were
-        looked at.
-        """
-        coverage = self.coverage
-        run = {check: coverage.rows for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts and coverage.rows}
-        run |= {"L": coverage.handovers} if coverage.handovers and "kv_trace" in self.parts else {}
-        run |= {"operators": coverage.operator_rows} if coverage.operator_rows else {}
-        run |= {"A": coverage.pool_operations} if coverage.pool_operations else {}
-        run |= {"audit": coverage.audited_blocks} if coverage.audited_blocks else {}
-        return run | ({"dummy": coverage.dummy_runs} if coverage.dummy_runs else {})
-
-    def _checks_stalled(self) -> dict[str, int] | None:
-        """By check: the step at which its seam last fired, of those that stand still."""
-        no_plan, no_result = self.coverage.stalled()
-        mine = [check for check in PLAN_CHECKS if PART_OF_CHECK[check] in self.parts]
-        stalled = {} if no_plan is None else dict.fromkeys(mine, no_plan)
-        if no_result is not None and "kv_trace" in self.parts:
-            stalled["L"] = no_result
-        return stalled or None
-
 
 def _enabled_parts(config: Config) -> list[Part]:
     parts: list[Part] = []
@@ -367,10 +378,11 @@ def _action(config: Config, part: Part) -> str:
     return config.action_for(part)
 
 
-def _parts_said(config: Config) -> dict[str, str]:
+def _parts_said(config: Config, monitor: ProcessMonitor | None) -> dict[str, str]:
+    unread = monitor.store.reason if monitor is not None else None
     return {
         "kv_trace": "on" if config.trace.enabled else "off",
         "kv_guard_config": "on" if config.guard.enabled else "off",
-        "kv_monitor": NOT_DELIVERED if config.monitor.enabled else "off",
+        "kv_monitor": "off" if not config.monitor.enabled else "on" if unread is None else f"on; {unread}",
         "kv_transfer": NOT_DELIVERED if config.transfer.enabled else "off",
     }

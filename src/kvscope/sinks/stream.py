@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -216,6 +217,12 @@ class Stream:
             self.shared_reason = "the stream has ended"
         self.mailbox = self.shared = None
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Records dropped so far, by every cause that there is; it waits for nobody."""
+        cells = self._cells
+        return {cause: cells[C_DROPPED + index] for index, cause in enumerate(DROP_CAUSES)}
+
     # Numbers ----------------------------------------------------------------------------------------------------------
 
     def balance(self) -> Balance:
@@ -255,6 +262,17 @@ class Stream:
             self.mailbox.abandon()
         self.mailbox = None
         self._writer.abandon(self._cells)
+
+
+class QuietStream(Stream):
+    """Where no part that records steps is on: takes what is written in every mode, and passes all else over."""
+
+    def __init__(self, *arguments: Any, output: OutputConfig, **named: Any) -> None:
+        super().__init__(*arguments, output=replace(output, records="findings"), **named)
+
+    def put(self, kind: str, fact: Any, **named: Any) -> None:
+        if self._weights[kind]:
+            super().put(kind, fact, **named)
 
 
 def _let_go(reference: weakref.ref[Stream]) -> None:

@@ -166,7 +166,15 @@ def test_a_single_file_of_a_worker_declares_nothing(tmp_path: Path) -> None:
     builder.step({"r1": 40})
     run = builder.close()
     (path,) = run.glob("worker-*.jsonl")
-    assert RunFollower(path).look().no_data["requests"] == "no step was declared in this trace"
+    assert RunFollower(path).look().no_data["requests"].startswith("this trace declares no step")
+
+
+def test_a_trace_without_steps_does_not_say_that_no_request_holds_a_block(tmp_path: Path) -> None:
+    builder = TraceBuilder(tmp_path / "run")
+    builder.close()
+    followed = RunFollower(tmp_path).look()
+    assert followed.requests is None
+    assert followed.no_data["requests"].startswith("this trace declares no step")
 
 
 def test_where_there_is_no_trace_it_is_an_error(tmp_path: Path) -> None:

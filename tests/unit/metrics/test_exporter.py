@@ -286,6 +286,18 @@ def test_a_forked_child_keeps_neither_port_nor_lock(run: Run) -> None:
         os.waitpid(child, 0)
 
 
+def test_whoever_is_patient_lets_others_go_first(run: Run) -> None:
+    settings = ExporterSettings(folder=run.folder, run_id="run", port=0, take_over_s=0.05, patience_s=1.0)
+    patient = Exporter(settings, run.collect)
+    run.begun.append(patient)
+    patient.start()
+    first = run.begin()
+    assert first.place is not None
+    assert patient.wait_until_decided(20) is None
+    first.stop()
+    assert until(lambda: patient.place is not None)
+
+
 def test_stopping_twice_is_no_error_and_leaves_nothing_behind(run: Run) -> None:
     exporter = run.begin()
     exporter.stop()

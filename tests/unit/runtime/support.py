@@ -52,11 +52,14 @@ def make_run(
     topology: Topology = ONE_GROUP,
     ranks: Ranks | None = None,
     hooks: Hooks | None = None,
+    monitor: dict[str, Any] | None = None,
     **output: Any,
 ) -> Run:
-    """``trace`` and ``guard`` are the parts' actions, None for a part that is off."""
+    """``trace`` and ``guard`` are the parts' actions, ``monitor`` the part's settings; None for a part that is off."""
     actions = (("kv_trace", trace), ("kv_guard_config", guard))
-    parts = {key: {"enabled": True, "action": action} for key, action in actions if action is not None}
+    parts: dict[str, Any] = {key: {"enabled": True, "action": action} for key, action in actions if action is not None}
+    if monitor is not None:
+        parts["kv_monitor"] = {"enabled": True, **monitor}
     config = parse({**parts, "kv_output": {"dir": str(folder), "log": "off", **output}}, {})
     run = Run(RUN, config, hooks or Hooks(), ("0.32.0", "cpu"))
     MADE.append(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,9 @@ def test_the_first_record_says_what_is_on_and_what_is_not(tmp_path: Path) -> Non
 
 def test_a_part_of_a_later_version_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    run.config = module.Config(**{**_sections(run.config), "monitor": type(run.config.monitor)(enabled=True)})
-    assert run.enabled().parts["kv_monitor"] == NOT_DELIVERED
+    run.config = replace(run.config, transfer=replace(run.config.transfer, enabled=True))
+    assert run.enabled().parts["kv_transfer"] == NOT_DELIVERED
     run.close()
-
-
-def _sections(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("trace", "guard", "transfer", "output")}
 
 
 def test_what_is_more_than_logged_is_kept_for_the_engine(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from kvscope.errors import ViolationError
 from kvscope.facts.plans import AgreedPlan, DummyRun, GroupPlan, Plan, PlanSnapshot
 from kvscope.facts.requests import Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Ranks
+from kvscope.runtime.checks_counted import checks_run
 from kvscope.runtime.worker import WorkerJudge
 from unit.checks.changes import CHANGES
 from unit.checks.scenes import ONE_GROUP, declare, decoding
@@ -47,8 +48,8 @@ def accounted(live: Live) -> dict[str, int]:
     skipped = {cause: count for (check, cause), count in coverage.skipped.items() if check == "plan"}
     judgeable = [count for cause, count in skipped.items() if not cause.startswith("semantics:")]
     assert coverage.rows_scheduled == coverage.rows + sum(judgeable)
-    checks_run = live.run._checks_run()
-    assert all(checks_run.get(check, 0) == coverage.rows for check in ("C1", "C3", "C4", "C6"))
+    run = checks_run(coverage, live.run.parts)
+    assert all(run.get(check, 0) == coverage.rows for check in ("C1", "C3", "C4", "C6"))
     live.run.close()
     return skipped
 

@@ -33,8 +33,8 @@ Place = tuple[str, int, int, int]
 class Said:
     """The ledger, and everything that it was told, so that it can be told again."""
 
-    def __init__(self) -> None:
-        self.ledger = BlockLedger(NUM_BLOCKS, NULL)
+    def __init__(self, ledger: BlockLedger) -> None:
+        self.ledger = ledger
         self.log: list[tuple[str, tuple[Any, ...]]] = []
 
     def __call__(self, method: str, *arguments: Any) -> None:
@@ -51,14 +51,18 @@ class Said:
 
 
 class BlockLives(RuleBasedStateMachine):
-    """``make_pool`` is set by who runs it."""
+    """``make_pool`` is set by who runs it, and ``make_ledger`` by who has another ledger."""
 
     make_pool: Callable[[int], Pool]
+
+    @staticmethod
+    def make_ledger() -> BlockLedger:
+        return BlockLedger(NUM_BLOCKS, NULL)
 
     @initialize()
     def start(self) -> None:
         self.pool = type(self).make_pool(NUM_BLOCKS)
-        self.said = Said()
+        self.said = Said(self.make_ledger())
         self.tables: dict[str, list[list[int]]] = {}  # the host's, of requests that are live or wait for a connector
         self.ended: set[str] = set()  # those of them that wait
         self.given_up: list[tuple[str, list[Place]]] = []  # popped tables, to be freed later
