@@ -44,7 +44,7 @@ class JudgedLives(BlockLives):
     @initialize()
     def start(self) -> None:
         super().start()
-        self.said = Judged()
+        self.said = Judged(self.make_ledger())
 
     # What a sound pool would not do -----------------------------------------------------------------------------------
 
