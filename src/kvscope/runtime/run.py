@@ -131,9 +131,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """What stands in the names of this process' files: its data-parallel rank, a worker's among all, or which of
-        several API servers it is.
-        """
+        """What stands in the names of this process' files: its data-parallel rank, a worker's, or an API server's."""
         if self.process == "frontend":
             return self.api_server
         return self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world
