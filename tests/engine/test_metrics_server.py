@@ -96,6 +96,7 @@ def stopped_by_a_finding(
         additional_config=monitored(folder / "out", port, kvscope_fault=fault),
         arguments=["--tensor-parallel-size", "2"],
         variables=INFO | variables,
+        deadline_s=300,
     ) as server:
         run = run_folder(folder / "out")
         yield server, run
