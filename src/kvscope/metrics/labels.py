@@ -100,6 +100,8 @@ SKIP_CAUSE = Label(
     ),
 )
 OUTCOME = Label(name="outcome", values=("resumed", "failed", "cancelled", "incomplete"))
+FOREIGN = ("extensions", "subscribers", "collectors")
+"""Code of others that runs in our threads: modules that are imported, and callbacks by what they registered as."""
 HOOK = Label(
     name="hook",
     values=(
@@ -172,10 +174,11 @@ HOOK = Label(
         "runner_v2.pooled",
         "runner_v2.verify",
         "runner_v2.graph",
+        *FOREIGN,
         OTHER,
     ),
 )
-"""As ``boundary.seams`` names them, which a test compares as well."""
+"""As ``boundary.seams`` names them, which a test compares as well; then code that is no hook of ours."""
 CONNECTOR = Label(
     name="connector",
     values=(

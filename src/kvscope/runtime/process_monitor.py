@@ -24,6 +24,7 @@ from ..state.coverage import Coverage
 from ..state.reuse import HitRatio, Reuse
 from ..state.tails import STATES as TAIL_STATES
 from .checks_counted import checks_run, checks_stalled
+from .collectors_called import sampler_of_process
 
 LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S = 1.0, 0.05
 MAX_FAULTS = 16
@@ -80,6 +81,8 @@ class ProcessMonitor:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="kvscope-metrics", daemon=True)
         self._thread.start()
+        self._sampler = sampler_of_process(run, self.store)
+        self._sampler.start()
 
     def observe_scheduler(self, connector: str, reuse: Callable[[], Reuse] | None) -> None:
         """This process has a scheduler with a connector of this class (``none``: without); ``reuse`` says what has been
@@ -103,6 +106,7 @@ class ProcessMonitor:
         if self._ending.is_set():
             return
         self._ending.set()
+        self._sampler.stop()
         self._thread.join(LONGEST_INTERVAL_S)
         for say_last in self.before_close:
             say_last()

@@ -34,6 +34,7 @@ from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .checks_counted import checks_run, checks_stalled
+from .collectors_called import is_wanted
 from .concerned import concerned_blocks
 from .exporting import RunExporter
 from .folding import FindingFolds
@@ -160,6 +161,11 @@ class Run:
                 text = "kvscope %s: on (%s), records in %s"
                 say(logging.INFO, text, __version__, parts or "nothing", self.stream.folder)
                 self.export()
+
+    def collect(self) -> None:
+        """In a worker in which nothing else is done: have the collectors called that are registered for it."""
+        if self.monitor is None and self.process == "worker" and is_wanted(self.process):
+            self.monitor = ProcessMonitor(self)
 
     def export(self) -> None:
         """Have the metrics of this run served, by this process or another one of its host; from the first call on."""
@@ -337,7 +343,7 @@ class Run:
 
     def records_dropped(self) -> dict[str, int]:
         """Records that were made and not written, by every cause that there is."""
-        return self.stream.dropped
+        return self.stream.dropped if self.has_stream else {}
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
         rule = RULES[finding.reason]

@@ -136,18 +136,22 @@ def test_hooks_are_said_by_name_and_those_of_a_connector_by_its_interface(tmp_pa
         "connector.alloc.NixlConnector": (1, 2, 1_000_000_000),
         "connector.alloc.MultiConnector": (1, 0, 500_000_000),
         "subscribers": (1, 3, 250_000_000),
+        "collectors": (5, 2, 0),
+        "made.up": (1, 4, 0),
         "scheduler.drain": (4, 0, 0),
     }
     found = values(run).values
     assert found["hook_seconds_total"] == {
         ("scheduler.schedule",): 2.0,
         ("connector.alloc",): 1.5,
-        ("other",): 0.25,
+        ("subscribers",): 0.25,
     }
     assert found["hook_faults_total"] == {
         ("scheduler.schedule",): 1,
         ("connector.alloc",): 2,
-        ("other",): 3,
+        ("subscribers",): 3,
+        ("collectors",): 2,
+        ("other",): 4,
         ("scheduler.drain",): 0,
     }
 
