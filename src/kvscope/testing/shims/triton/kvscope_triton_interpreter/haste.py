@@ -44,7 +44,7 @@ def _remember_shapes(core: ModuleType) -> None:
     """What a tensor knows of its shape is its type's; and one type of blocks leads to few others."""
     with_elements = core.block_type.with_element_ty
 
-    def create(self: Any, handle: object, type: Any) -> None:  # noqa: A002 -- Triton's name
+    def create(self: Any, handle: object, type: Any) -> None:  # noqa: A002 - the name that Triton gives it
         self.handle, self.type = handle, type
         known = vars(type).get("_kvscope_shape")
         if known is None:
@@ -104,7 +104,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
                 execute(module)
                 hasten(module)
 
-            spec.loader.exec_module = execute_and_hasten  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_hasten  # type: ignore[method-assign]  # this loader alone acts so
         return spec
 
 
