@@ -112,6 +112,7 @@ class PluginHub:
         vllm_config.additional_config = configuration.travel_dict(config, vllm_config.additional_config)
         os.environ.update(configuration.travel_environment(config))
         self._frontend_run = self._join(vllm_config, config, "frontend", _run_of_launcher(vllm_config))
+        self._frontend_run.api_server = max(api_server_of(vllm_config)[0], 0)
         self._install("frontend")
         self._install("bootstrap", load=True)
         self._refuse_lost(config, "bootstrap")

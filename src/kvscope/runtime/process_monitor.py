@@ -79,6 +79,7 @@ class ProcessMonitor:
         self._interval = min(max(monitor.window / 10, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
         self._faults = 0
         self._ending = threading.Event()
+        self._publishing = threading.Lock()  # a slab has one writer at a time
         self._thread = threading.Thread(target=self._work, name="kvscope-metrics", daemon=True)
         self._thread.start()
         self._sampler = sampler_of_process(run, self.store)
@@ -93,13 +94,18 @@ class ProcessMonitor:
 
     def publish(self) -> None:
         """Hand over what has been counted until now."""
-        self._numbers.read()
-        if self._reuse is not None:
-            by_token, by_block = self._ratio.take(monotonic(), self._reuse())
-            for unit, ratio in (("token", by_token), ("block", by_block)):
-                gauge = self._slab.gauge("prefix_cache_hit_ratio", unit=unit)
-                gauge.clear() if ratio is None else gauge.set(ratio)
-        self._slab.publish()
+        with self._publishing:
+            self._numbers.read()
+            if self._reuse is not None:
+                by_token, by_block = self._ratio.take(monotonic(), self._reuse())
+                for unit, ratio in (("token", by_token), ("block", by_block)):
+                    gauge = self._slab.gauge("prefix_cache_hit_ratio", unit=unit)
+                    gauge.clear() if ratio is None else gauge.set(ratio)
+            self._slab.publish()
+
+    def publish_urgently(self) -> None:
+        """The same before this process may end, from whichever thread has found why. Never raises."""
+        self._fenced(self.publish)
 
     def close(self) -> None:
         """Publish for the last time, and end. What was published stays readable. A second call does nothing."""

@@ -78,6 +78,26 @@ def test_findings_are_counted_by_reason_over_all_groups_and_begin_at_zero(run: R
     assert values(run).values["guard_violations_total"]["write_target_mismatch",] == 4
 
 
+@pytest.mark.parametrize(("action", "fields"), [("raise", {}), ("log", {"launch_fatal": True})])
+def test_a_finding_that_may_end_the_process_is_published_before_it_does(
+    tmp_path: Path, action: str, fields: dict[str, Any]
+) -> None:
+    run = monitored(tmp_path, guard=action, trace=action)
+    run.open()
+    assert run.monitor is not None
+    run.monitor._ending.set()  # nobody else publishes
+    run.monitor._thread.join()
+    run.report([finding(**fields)], "runner", "plan")
+    found = read_process(run.monitor.store.path).values["guard_violations_total"]
+    assert found["write_target_mismatch",] == 1
+
+
+def test_a_finding_that_is_only_logged_waits_for_the_next_round(run: Run) -> None:
+    run.report([finding()], "runner", "plan")
+    assert run.monitor is not None
+    assert read_process(run.monitor.store.path).values["guard_violations_total"]["write_target_mismatch",] == 0
+
+
 def test_a_part_that_is_off_has_no_findings(tmp_path: Path) -> None:
     run = monitored(tmp_path, guard=None)
     run.open()
