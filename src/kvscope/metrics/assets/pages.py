@@ -45,6 +45,7 @@ _COLON = Text(": ", "：")
 _FEEDER = Text("From", "来源")
 _REQUIRED = Text("Required by the monitoring design", "监控设计要求的指标")
 _ABSENT = Text("This version has no part that feeds it", "本版本没有提供该指标的部分")
+_UNFED = Text("; not yet: ", "；尚无：")
 _RECORDED = Text("Recording rules", "记录规则")
 _RECORDED_INTRODUCTION = Text(
     "Ratios must not be averaged and quantiles not be added. `{file}` divides sums, for each engine (`engine:`) and "
@@ -119,7 +120,7 @@ def _metric(metric: Metric, language: Language) -> Iterator[str]:
     comma = ", " if language == "en" else "，"
     yield from _prose(f"- {kind}{comma}{_said(_UNIT, language)} {metric.unit}{comma}{how}", language, "  ")
     if metric.labels:
-        yield from _fact(_LABELS, _label_text(metric), language)
+        yield from _fact(_LABELS, _label_text(metric, language), language)
     if metric.buckets:
         bounds = " ".join(f"{bound:g}" for bound in metric.buckets)
         yield from _fact(_BUCKETS, f"{bounds} +Inf", language)
@@ -131,12 +132,13 @@ def _metric(metric: Metric, language: Language) -> Iterator[str]:
         yield f"- {_said(_ABSENT, language)}"
 
 
-def _label_text(metric: Metric) -> str:
-    """Labels with their values; of many values the first and the last."""
+def _label_text(metric: Metric, language: Language) -> str:
+    """Labels with their values; of many values the first and the last. What nothing feeds is said apart."""
     said = []
     for label in metric.labels:
-        values = label.values if len(label.values) <= 12 else (*label.values[:3], "…", label.values[-1])
-        said.append(f"`{label.name}` ({', '.join(values)})")
+        values = label.fed if len(label.fed) <= 12 else (*label.fed[:3], "…", label.fed[-1])
+        later = f"{_said(_UNFED, language)}{', '.join(label.unfed)}" if label.unfed and metric.is_delivered else ""
+        said.append(f"`{label.name}` ({', '.join(values)}{later})")
     return "; ".join(said)
 
 
