@@ -173,9 +173,10 @@ class PluginHub:
         run.unjudged_cause = unjudged_cause(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
+        # Before the run is opened: its first record says what is wrapped.
+        reads_plans = connector is not None and self._install_connector(type(connector))
         run.open()
         judge = None if run.config.only_counts else EngineJudge(run, run.topology)
-        reads_plans = connector is not None and self._install_connector(type(connector))
         if judge is not None:
             setattr(scheduler, OBSERVER, judge)
             if reads_plans:

@@ -41,7 +41,8 @@ UNFED = {
 
 MINUTE_S = 4.0
 """How long a minute of the alerts lasts here: their windows of five become 20 seconds."""
-PROMPTS = 24
+PROMPTS = 48
+"""So many take long enough to be scraped meanwhile."""
 INTERVAL_S = 0.25
 INFO = {"VLLM_LOGGING_LEVEL": "INFO"}
 """The environment of a server whose log is read."""
@@ -70,8 +71,9 @@ def run_folder(folder: Path, *, besides: Path | None = None) -> Path:
     return found
 
 
-def page(url: str, accept: str = "") -> tuple[int, str]:
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=10) as answer:
+def page(url: str) -> tuple[int, str]:
+    """Status and body of what an exporter answers."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
         return int(answer.status), answer.read().decode()
 
 
