@@ -232,9 +232,13 @@ ALLOWED: Mapping[str, str] = {
 
 
 class Chinese:
-    """``asked`` are the texts that were asked for, so that a test can name those that nobody needs any more."""
+    """``texts`` stand in ``source``. ``asked`` are those that were asked for, so that a test can name those that nobody
+    needs any more.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Mapping[str, str] = TEXTS, source: str = "configuration_zh.py") -> None:
+        self.texts = texts
+        self.source = source
         self.asked: set[str] = set()
 
     def text(self, english: str) -> str:
@@ -243,10 +247,10 @@ class Chinese:
         Raises:
             LookupError: there is none.
         """
-        if english not in TEXTS:
-            raise LookupError(f"scripts/configuration_zh.py has no translation of {english!r}")
+        if english not in self.texts:
+            raise LookupError(f"scripts/{self.source} has no translation of {english!r}")
         self.asked.add(english)
-        return TEXTS[english]
+        return self.texts[english]
 
     def allowed(self, english: str) -> str:
         """What a setting accepts.
