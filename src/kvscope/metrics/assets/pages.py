@@ -68,6 +68,7 @@ _OWN_INTRODUCTION = Text(
 _OWN_EXAMPLE = """```python
 from kvscope.monitor import register_collector
 
+
 @register_collector(name="{prefix}held_ratio", metric_type="gauge", process="exporter")
 def held_ratio(ctx):
     held = ctx.metrics.total("kv_blocks", state="held") or 0.0
