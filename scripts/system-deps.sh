@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what kvscope's development environment needs from the system: Python 3.11 with venv, make, a headless
-# Chromium (the tests of the live page do not run without), and a C++ compiler (torch.compile builds its CPU kernels
-# with one).
+# Chromium (the tests of the live page do not run without), Prometheus with promtool (neither do the tests that scrape
+# and query, and those of rules and alerts), and a C++ compiler (torch.compile builds its CPU kernels with one).
 set -euo pipefail
 
 if ! command -v apt-get >/dev/null; then
@@ -10,7 +10,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then sudo=(sudo); fi
-packages=(make g++ ca-certificates chromium-headless-shell)
+packages=(make g++ ca-certificates chromium-headless-shell prometheus)
 python3.11 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3.11 python3.11-venv)
 "${sudo[@]}" apt-get update -q
 "${sudo[@]}" apt-get install -q -y --no-install-recommends "${packages[@]}"

@@ -13,6 +13,11 @@ def be_thorough() -> None:
     _SHARE[0] = 1.0
 
 
+def is_thorough() -> bool:
+    """Whether `--long` was given."""
+    return _SHARE[0] == 1.0
+
+
 def examples(thorough: int) -> int:
     """How many examples to try of the number that a thorough run tries."""
     return max(min(FEWEST, thorough), round(thorough * _SHARE[0]))

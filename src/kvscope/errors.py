@@ -2,6 +2,7 @@
 
     KvscopeError
     ├── ConfigurationError   (also ValueError)    a setting is wrong; start-up stops before the model loads
+    ├── RegistrationError    (also ValueError)    a collector of an extension cannot be registered like this
     ├── ViolationError       (also RuntimeError)  action "raise" latched on a finding, in EngineCore
     ├── UnreadableTraceError                      a trace that the offline commands cannot make sense of
     ├── UnreadableMetricsError                    a metrics file that is foreign, torn or of another version
@@ -19,6 +20,7 @@ __all__ = [
     "ConfigurationError",
     "HostMismatchError",
     "KvscopeError",
+    "RegistrationError",
     "UnreadableMetricsError",
     "UnreadableTraceError",
     "ViolationError",
@@ -47,6 +49,10 @@ class ConfigurationError(KvscopeError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
+
+
+class RegistrationError(KvscopeError, ValueError):
+    """What an extension wants to register has a name, type or process that it cannot have; the text says why."""
 
 
 class ViolationError(KvscopeError, RuntimeError):

@@ -20,6 +20,7 @@ from .boundary.allocator import PoolReader
 from .boundary.attention import AttentionLayout
 from .boundary.block_work import observe_block_work
 from .boundary.connector import PlanReader
+from .boundary.context_parallel import unjudged_cause
 from .boundary.device import CLONES, DEVICE_TENSORS, CloneRing, audit_device, clone_bytes_of, clones_of
 from .boundary.drafts import observe_drafts
 from .boundary.graphs import runs_graphs
@@ -28,11 +29,13 @@ from .boundary.ledger import OBSERVER, Hook, Ledger, Role
 from .boundary.metering import METER, MeteredHost, observe_scheduler
 from .boundary.probing import SeamReport, probed
 from .boundary.seams import seam_table
-from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of
+from .boundary.topology import api_server_of, read_ranks, read_topology, returns_results, run_id_of, runner_of
 from .boundary.versions import host_versions
 from .config import Config
 from .errors import ConfigurationError
 from .logs import say
+from .metrics.collectors import COLLECTORS
+from .metrics.labels import FOREIGN
 from .runtime.deferred import DeferredJudge
 from .runtime.engine import EngineJudge
 from .runtime.extensions import EXTENSIONS
@@ -76,7 +79,7 @@ class LedgerBook:
     def hook_numbers(self) -> dict[str, tuple[int, int, int]]:
         """``{hook: (calls, faults, own time in ns)}`` since this process started; what others hooked in stands last."""
         numbers = {name: (hook.calls, hook.faults, hook.time_ns) for name, hook in self._ledger.hooks.items()}
-        foreign = {"extensions": EXTENSIONS.numbers(), "subscribers": SUBSCRIBERS.numbers()}
+        foreign = dict(zip(FOREIGN, (EXTENSIONS.numbers(), SUBSCRIBERS.numbers(), COLLECTORS.numbers()), strict=True))
         return numbers | {name: found for name, found in foreign.items() if found is not None}
 
 
@@ -105,10 +108,11 @@ class PluginHub:
             self._disarm_unless_running()
             return
         config = config.resolve_output_dir(Path.cwd())
-        EXTENSIONS.load(config.output.extensions, refuse=True)
+        EXTENSIONS.load(config.output.extensions, refuse=True, prefix=config.monitor.prefix)
         vllm_config.additional_config = configuration.travel_dict(config, vllm_config.additional_config)
         os.environ.update(configuration.travel_environment(config))
         self._frontend_run = self._join(vllm_config, config, "frontend", _run_of_launcher(vllm_config))
+        self._frontend_run.api_server = max(api_server_of(vllm_config)[0], 0)
         self._install("frontend")
         self._install("bootstrap", load=True)
         self._refuse_lost(config, "bootstrap")
@@ -119,9 +123,9 @@ class PluginHub:
         if config is None:
             return
         run = self._join(vllm_config, config, "engine")
-        EXTENSIONS.load(config.output.extensions, refuse=False)
+        EXTENSIONS.load(config.output.extensions, refuse=False, prefix=config.monitor.prefix)
         run.ranks = read_ranks(vllm_config, None)
-        run.runner = _runner(vllm_config)
+        run.runner = runner_of(vllm_config)
         self._install("engine")
         if config.guard.enabled or config.monitor.enabled:
             self._install("allocator")
@@ -136,8 +140,8 @@ class PluginHub:
         if config is None:
             return
         run = self._join(vllm_config, config, "worker")
-        EXTENSIONS.load(config.output.extensions, refuse=False)
-        run.runner = _runner(vllm_config)
+        EXTENSIONS.load(config.output.extensions, refuse=False, prefix=config.monitor.prefix)
+        run.runner = runner_of(vllm_config)
         if config.only_counts:  # nothing of it is in a worker
             return
         self._install("worker")
@@ -166,12 +170,13 @@ class PluginHub:
         if run is None:
             return
         run.topology = read_topology(scheduler.kv_cache_config, scheduler.vllm_config, run.kernel_block_sizes)
-        run.unjudged_cause = _unjudged(scheduler.vllm_config)
+        run.unjudged_cause = unjudged_cause(scheduler.vllm_config)
         self._refuse_if(refused_groups(run.config, run.topology, run.unjudged_cause))
         connector = getattr(scheduler, "connector", None)
+        # Before the run is opened: its first record says what is wrapped.
+        reads_plans = connector is not None and self._install_connector(type(connector))
         run.open()
         judge = None if run.config.only_counts else EngineJudge(run, run.topology)
-        reads_plans = connector is not None and self._install_connector(type(connector))
         if judge is not None:
             setattr(scheduler, OBSERVER, judge)
             if reads_plans:
@@ -202,15 +207,18 @@ class PluginHub:
 
     def attach_worker(self, worker: Any) -> None:
         run = self._run_of(worker.vllm_config)
-        if run is None or run.config.only_counts:
+        if run is None:
             return
         ranks = read_ranks(worker.vllm_config, worker.rank)
         if "engine" not in run.roles or worker.vllm_config.parallel_config.world_size == 1:
             run.ranks = ranks
+        if run.config.only_counts:
+            run.collect()
+            return
         observer = WorkerJudge(
             run,
             returns_results=returns_results(worker.vllm_config, ranks),
-            unjudged_cause=_unjudged(worker.vllm_config),
+            unjudged_cause=unjudged_cause(worker.vllm_config),
             ranks=ranks,
         )
         setattr(worker, OBSERVER, observer)
@@ -237,7 +245,7 @@ class PluginHub:
             self._refuse_if(refused_groups(run.config, topology, DEVICE_TENSORS))
         if "engine" not in run.roles:
             run.topology = topology
-            run.unjudged_cause = _unjudged(worker.vllm_config)
+            run.unjudged_cause = unjudged_cause(worker.vllm_config)
             run.open()
 
     def worker_of(self, kv_caches: Any) -> WorkerJudge | DeferredJudge | None:
@@ -373,16 +381,6 @@ def _run_of_launcher(vllm_config: Any) -> str | None:
         return None
     launcher, _, run_id = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
     return run_id or None if servers > 1 or launcher == str(os.getppid()) else None
-
-
-def _runner(vllm_config: Any) -> str:
-    return "V2" if vllm_config.use_v2_model_runner else "V1"
-
-
-def _unjudged(vllm_config: Any) -> str | None:
-    """Why no plan of this engine can be judged, if so: runner V1 does not say which part of a batch a PCP rank has."""
-    pcp_size = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
-    return "prefill_context_parallel" if pcp_size > 1 and _runner(vllm_config) == "V1" else None
 
 
 HUB = PluginHub(Ledger())

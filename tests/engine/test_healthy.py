@@ -87,7 +87,7 @@ def test_in_process_with_hits_chunks_and_preemptions(runner: engine.Runner, tmp_
     cell(f"in-process: {trace.rows_audited()} rows, {preemptions} preemptions, {cached} cached tokens, 0 findings")
 
 
-@pytest.mark.long_v1  # two tensor-parallel ranks are processes of their own as well
+@pytest.mark.long  # two tensor-parallel ranks are processes of their own as well
 @pytest.mark.multiprocess
 def test_in_processes_of_their_own(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
     requests = prompts(12)
@@ -103,20 +103,3 @@ def test_in_processes_of_their_own(runner: engine.Runner, tmp_path: Path, cell: 
     assert trace.preemptions() > 0
     assert sorted({record.process for record in trace.enabled}) == ["engine", "frontend", "worker"]
     cell(f"multi-process: {trace.rows_audited()} rows, {trace.preemptions()} preemptions, 0 findings")
-
-
-@pytest.mark.once
-@pytest.mark.multiprocess
-def test_two_tensor_parallel_ranks(runner: engine.Runner, tmp_path: Path, cell: Any) -> None:
-    requests = prompts(8)
-    settings = CROWDED | {"num_blocks": 26, "max_num_seqs": 8}
-    with engine.running(
-        additional_config=switched_on(tmp_path), in_process=False, tensor_parallel_size=2, **settings
-    ) as llm:
-        tokens, client_ids, _ = answers(llm, requests, 16)
-    trace = Trace(tmp_path)
-    assert all(len(found) == 16 for found in tokens)
-    assert_clean(trace, client_ids, ranks=2)
-    assert sorted(record.process for record in trace.enabled) == ["engine", "frontend", "worker", "worker"]
-    assert {record.tp_rank for record in trace.enabled if record.process == "worker"} == {0, 1}
-    cell(f"tensor-parallel 2: {trace.rows_audited()} rows, 0 findings")

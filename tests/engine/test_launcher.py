@@ -1,6 +1,9 @@
 """The engine that all other engine tests rely on is real: right runner, and tokens that depend on the KV cache."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,49 @@ def test_a_server_answers_and_ends_cleanly_on_sigterm(plain_llm: Any, runner: en
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, runner: engine.Runner) -> None:
     with pytest.raises(engine.ServerFailedError, match="no-such-option"):
         engine.start_server(tmp_path / "server.log", runner=runner, arguments=["--no-such-option"])
+
+
+_HASTE = """
+import sys, torch, triton, triton.language as tl
+from triton.runtime import interpreter
+
+@triton.jit
+def halved(value, factor: tl.constexpr):
+    return tl.where(value % 2 == 0, value // 2, -value * factor)
+
+@triton.jit
+def kernel(source, target, total, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source + at, mask=at < size, other=0)
+    tl.store(target + at, halved(values, 3).to(tl.float32) / 7 + tl.max(values, axis=0), mask=at < size)
+    tl.atomic_add(total, tl.sum(values, axis=0))
+
+def run():
+    source = torch.arange(1000, dtype=torch.int32) * 37 % 501
+    target, total = torch.zeros(1000), torch.zeros(1, dtype=torch.int64)
+    kernel[(8,)](source, target, total, 1000, BLOCK=128)
+    return target.tolist(), total.item()
+
+assert interpreter.interpreter_builder.options.sanitize_overflow
+expected = run()
+sys.path.insert(0, sys.argv[1])
+from kvscope_triton_interpreter.haste import hasten
+hasten(interpreter)
+assert not interpreter.interpreter_builder.options.sanitize_overflow
+assert run() == run() == expected
+print(expected[1])
+"""
+
+
+@pytest.mark.long_v1  # V2 alone has its kernels interpreted
+def test_an_interpreter_that_is_spared_needless_work_computes_the_same(plain_llm: Any, tmp_path: Path) -> None:
+    from triton.runtime import interpreter
+
+    assert not interpreter.interpreter_builder.options.sanitize_overflow, "the engine's own has been spared it"
+    shims = next(path for path in sys.path if path.endswith("shims/triton"))
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = tmp_path / "haste.py"  # Triton reads the text of its kernels
+    script.write_text(_HASTE, encoding="utf-8")
+    command = [sys.executable, str(script), shims]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain, timeout=120)
+    assert done.stdout.strip() == str(sum(index * 37 % 501 for index in range(1000))), done.stderr[-2000:]

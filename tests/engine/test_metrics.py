@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from kvscope.boundary.ledger import OBSERVER
 from kvscope.boundary.metering import METER
 from kvscope.metrics.families import Family, Sample, families, runs
+from kvscope.metrics.place import places_in
 from kvscope.metrics.reader import read_run
 from kvscope.runtime.pool_meter import PoolMeter
 from kvscope.testing import engine
@@ -31,6 +35,33 @@ COUNTERS = (
     *("kv_refs_released_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
 )
 PARTS = {"alone": [], "with trace and guard": ["kv_trace", "kv_guard_config"]}
+
+
+EXTENSION = """
+from kvscope.monitor import register_collector
+
+calls = [0]
+
+@register_collector(name="p_of_exporter", metric_type="gauge")
+def exporter(ctx):
+    "Blocks that were allocated."
+    return ctx.metrics.total("kv_block_alloc_total") or float("nan")
+
+@register_collector(name="p_of_engine", metric_type="counter", process="engine")
+def engine(ctx):
+    calls[0] += 1
+    return calls[0]
+
+@register_collector(name="p_of_worker", metric_type="histogram", process="worker")
+def worker(ctx):
+    return 0.5
+
+@register_collector(name="p_fails", metric_type="gauge", process="worker")
+def fails(ctx):
+    raise ValueError(ctx.engine_id)
+
+registered = [exporter, engine, worker, fails]
+"""
 
 
 class Watched:
@@ -188,17 +219,57 @@ def test_a_run_stays_readable_when_it_is_over_and_the_next_one_begins_at_zero(
         assert not [line for line in events if '"kv.bind"' in line or '"kv.alloc"' in line]
 
 
-def test_the_checks_count_what_they_looked_at(runner: engine.Runner, tmp_path: Path) -> None:
+@pytest.fixture
+def collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An extension that can be imported here, with a collector for each process and one that fails."""
+    name = f"kvscope_collectors_{time.monotonic_ns()}"  # a process imports a name once
+    (tmp_path / f"{name}.py").write_text(EXTENSION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    for collector in sys.modules[name].registered:
+        collector.close()
+
+
+def page_with(folder: Path, *wanted: str) -> list[str]:
+    """The lines that the run's exporter answers with, once all of these stand in them."""
+    (place,) = places_in(folder)
+    ends = time.monotonic() + 20
+    while True:
+        with urllib.request.urlopen(place.metrics_url, timeout=10) as answer:
+            text = answer.read().decode()
+        if all(each in text for each in wanted):
+            return list(text.splitlines())
+        assert time.monotonic() < ends, text
+        time.sleep(0.05)
+
+
+def test_the_checks_count_what_they_looked_at_and_collectors_stand_beside_it(
+    runner: engine.Runner, tmp_path: Path, collectors: str
+) -> None:
     parts = {part: {"enabled": True} for part in ("kv_trace", "kv_guard_config")}
-    monitor = {"kv_monitor": {"enabled": True, "prefix": "p_"}, "kv_output": {"dir": str(tmp_path)}}
+    monitor = {
+        "kv_monitor": {"enabled": True, "prefix": "p_", "scrape_interval": 0.05},
+        "kv_output": {"dir": str(tmp_path), "extensions": [collectors]},
+    }
     with engine.running(additional_config=parts | monitor, **SETTINGS) as llm:
         watched = Watched(llm, tmp_path)
         engine.generate(llm, [list(range(4, 80)), list(range(4, 40))], max_tokens=3)
         coverage = getattr(watched.scheduler, OBSERVER)._run.coverage
+        removed = 'p_hook_faults_total{engine="0",hook="collectors"} 16.0'
+        allocated = f'p_of_exporter{{engine="0"}} {watched.value("kv_block_alloc_total")}'
+        page = page_with(watched.run_folder, allocated, "p_of_engine_total", "p_of_worker_count", removed)
+        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in page if line.startswith("p_of_")}
+        assert values["p_of_engine_total"] > 1
+        assert values["p_of_worker_sum"] == 0.5 * values["p_of_worker_count"] > 1
+        assert not [line for line in page if line.startswith("p_fails")]
+        assert "# TYPE p_of_engine_total counter" in page
+        assert "# HELP p_of_exporter Blocks that were allocated." in page
     assert watched.value("guard_rows_audited_total") == coverage.rows > 0
     assert watched.value("guard_checks_total", check="C2") == coverage.rows
     assert watched.value("guard_checks_total", check="A") == coverage.pool_operations > 0
     assert {sample.value for sample in watched.samples("guard_violations_total")} == {0}
     assert {sample.value for sample in watched.samples("records_dropped_total")} == {0}
-    assert {sample.value for sample in watched.samples("hook_faults_total")} == {0}
+    faults = {sample.labels["hook"]: sample.value for sample in watched.samples("hook_faults_total")}
+    assert faults.pop("collectors") == 16
+    assert set(faults.values()) == {0}
     assert watched.value("hook_seconds_total", hook="scheduler.schedule") > 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from kvscope.errors import ConfigurationError
+from kvscope.metrics.place import places_in
 from kvscope.sinks.subscribers import SUBSCRIBERS
 from kvscope.testing import engine
 from kvscope.testing.faults import SETTINGS, arm, workload
@@ -22,7 +25,7 @@ from .traces import Trace
 
 EXTENSION = """
 import dataclasses, json, os, pathlib, threading
-from kvscope.monitor import GuardViolationEvent, subscribe_guard_events
+from kvscope.monitor import GuardViolationEvent, register_collector, subscribe_guard_events
 
 HERE = pathlib.Path(__file__).parent
 
@@ -40,7 +43,14 @@ def hang(event: GuardViolationEvent) -> None:
     threading.Event().wait()
 
 
+def pid(ctx):
+    return os.getpid()
+
+
 handles = [subscribe_guard_events(callback) for callback in (fail, hang, write)]
+for process in ("exporter", "engine", "worker"):
+    name = f"vllm_ascend_pid_of_{process}"
+    handles.append(register_collector(name=name, metric_type="gauge", process=process)(lambda ctx: pid(ctx)))
 with open(HERE / "imported", "a") as file:
     print(os.getpid(), file=file)
 """
@@ -69,6 +79,17 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def pids(output: Path) -> dict[str, int]:
+    """What the collectors of the extension say on the page of the run's exporter, by process."""
+    found = [place for folder in output.iterdir() for place in places_in(folder)]
+    if not found:
+        return {}
+    with urllib.request.urlopen(found[0].metrics_url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    said = [re.fullmatch(r'vllm_ascend_pid_of_(\w+){engine="0"} (\S+)', line) for line in lines]
+    return {match[1]: int(float(match[2])) for match in said if match}
+
+
 @pytest.mark.once
 def test_an_extension_is_told_what_is_found_and_changes_nothing(extension: str, tmp_path: Path, cell: Any) -> None:
     config = switched_on(tmp_path / "out", "log", log="off", extensions=[extension])
@@ -89,7 +110,7 @@ def test_an_extension_is_told_what_is_found_and_changes_nothing(extension: str, 
             written.reason, written.block_id, written.step, written.group_id, written.check,
         )  # fmt: skip
         assert (tmp_path / "imported").read_text().split() == [str(os.getpid())]
-        fails, hangs, writes = sys.modules[extension].handles
+        fails, hangs, writes, *_ = sys.modules[extension].handles
         assert fails.faults > 0
         assert (hangs.delivered, writes.faults, writes.dropped) == (0, 0, 0)
         (coverage,) = trace.last_coverage().values()
@@ -108,9 +129,12 @@ def test_an_extension_is_told_what_is_found_and_changes_nothing(extension: str, 
 def test_extensions_of_an_engine_in_processes_of_its_own(extension: str, tmp_path: Path, cell: Any) -> None:
     config = switched_on(tmp_path / "out", "log", log="off", extensions=[extension])
     config["kvscope_fault"] = {"name": FAULT, "rank": None, "after_steps": 3, "report": str(tmp_path / "injected.json")}
+    config["kv_monitor"] = {"enabled": True, "scrape_interval": 0.2}
     with engine.running(additional_config=config, in_process=False, **SETTINGS) as llm:
         assert all(len(tokens) == 24 for tokens in workload(llm))
         until(lambda: len(told(tmp_path)) > 0)
+        until(lambda: set(pids(tmp_path / "out")) == {"exporter", "engine", "worker"})
+        found = pids(tmp_path / "out")
         ending = time.monotonic()
     ended = time.monotonic() - ending
     injected = json.loads((tmp_path / "injected.json").read_text())
@@ -119,6 +143,9 @@ def test_extensions_of_an_engine_in_processes_of_its_own(extension: str, tmp_pat
     processes = (tmp_path / "imported").read_text().split()
     assert len(processes) == len(set(processes)) == len(Trace(tmp_path / "out").enabled) >= 2
     assert str(os.getpid()) in processes
+    assert found["exporter"] == os.getpid()
+    assert str(found["engine"]) in set(processes) - {str(os.getpid())}
+    assert str(found["worker"]) in set(processes) - {str(os.getpid())}
     assert ended < 10, "a callback that hangs must not hold up the end of its process"
     cell(f"multi-process: imported in {len(processes)} processes, {len(events)} events, {ended:.1f} s to end")
     for handle in sys.modules[extension].handles:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ from kvscope.testing import engine
 from .traces import Trace
 
 _IDENTITY = """
-import json, sys, types
+import json, os, sys, traceback, types
+from pathlib import Path
 from kvscope.testing.engine import apply_environment
 apply_environment(sys.argv[1])
 from kvscope.testing import engine
@@ -48,101 +48,87 @@ def changed():
 before = functions()
 assert len(before) > 5000, len(before)
 assert not HUB.ledger.installed
+
+# Each engine in a process of its own that begins here: importing vLLM takes longer than all else.
+for name, (script, environment) in json.loads(sys.argv[3]).items():
+    folder = Path(sys.argv[2], name)
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.environ.update(environment)
+            exec(script, {**globals(), "folder": folder})
+            folder.with_suffix(".json").write_text(json.dumps(changed()))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
 """
 
-_CONTROL = (
-    _IDENTITY
-    + """
+_CONTROL = """
 with engine.running() as llm:
     assert len(engine.generate(llm, [[5, 6, 7]], 4)[0]) == 4
-print("changed", json.dumps(changed()))
 """
-)
 
-_OFF = (
-    _IDENTITY
-    + """
+_OFF = """
 for _ in range(3):
     register()
 assert HUB.ledger.installed, "the bootstrap seams are wrapped until a configuration is read"
 with engine.running() as llm:
     assert not HUB.ledger.installed
     assert len(engine.generate(llm, [[5, 6, 7]], 4)[0]) == 4
-print("changed", json.dumps(changed()))
 """
-)
 
-_UNINSTALLED = (
-    _IDENTITY
-    + """
+_UNINSTALLED = """
 part = {"enabled": True}
-with engine.running(additional_config={"kv_trace": part, "kv_output": {"dir": sys.argv[2]}}) as llm:
+with engine.running(additional_config={"kv_trace": part, "kv_output": {"dir": str(folder)}}) as llm:
     assert len(engine.generate(llm, [[5, 6, 7]], 4)[0]) == 4
     during = changed()
 for entry in HUB.ledger.installed.values():
     assert entry.seam.target.replace(":", ".") in during, entry.seam.name
 assert len(HUB.ledger.installed) >= 13
 HUB.ledger.uninstall_all()
-print("changed", json.dumps(changed()))
 """
-)
 
-_DISABLED = (
-    _IDENTITY
-    + """
-import os
-nonsense = {"kv_trace": "nonsense", "kv_output": {"dir": sys.argv[2]}}
+_DISABLED = """
+nonsense = {"kv_trace": "nonsense", "kv_output": {"dir": str(folder)}}
 with engine.running(additional_config=nonsense) as llm:
     assert len(engine.generate(llm, [[5, 6, 7]], 4)[0]) == 4
-assert os.listdir(sys.argv[2]) == []
-print("changed", json.dumps(changed()))
+assert os.listdir(folder) == []
 """
-)
 
-
-def changed_by(script: str, runner: str, folder: Path, **environment: str) -> list[str]:
-    """Functions of vLLM that are not the same objects as before, after the script has run an engine."""
-    folder.mkdir(exist_ok=True)
-    process = subprocess.run(
-        [sys.executable, "-c", script, runner, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    line = next(line for line in process.stdout.splitlines() if line.startswith("changed "))
-    changed: list[str] = json.loads(line.removeprefix("changed "))
-    return changed
+_CASES: dict[str, tuple[str, dict[str, str]]] = {
+    # What vLLM itself replaces while an engine starts, with no plugin loaded (its CPU platform patches a few).
+    "control": (_CONTROL, {"VLLM_PLUGINS": "", "KVSCOPE_DISABLE": "1"}),
+    "off": (_OFF, {}),
+    "uninstalled": (_UNINSTALLED, {}),
+    "disabled": (_DISABLED, {"KVSCOPE_DISABLE": "1"}),
+}
 
 
 @pytest.fixture(scope="module")
-def changed_by_vllm(runner: engine.Runner, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What vLLM itself replaces while an engine starts, with no plugin loaded (its CPU platform patches a few)."""
-    changed = changed_by(_CONTROL, runner, tmp_path_factory.mktemp("control"), VLLM_PLUGINS="", KVSCOPE_DISABLE="1")
-    assert len(changed) < 50
-    return changed
+def changed(runner: engine.Runner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """For each case the functions of vLLM that are other objects than before an engine ran."""
+    folder = tmp_path_factory.mktemp("untouched")
+    command = [sys.executable, "-c", _IDENTITY, runner, str(folder), json.dumps(_CASES)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in _CASES}
+    assert len(found["control"]) < 50
+    return found
 
 
-def test_off_leaves_every_function_of_vllm_as_it_was(
-    runner: engine.Runner, tmp_path: Path, changed_by_vllm: list[str]
-) -> None:
-    assert changed_by(_OFF, runner, tmp_path) == changed_by_vllm
+def test_off_leaves_every_function_of_vllm_as_it_was(changed: dict[str, list[str]]) -> None:
+    assert changed["off"] == changed["control"]
 
 
-@pytest.mark.long_v2
-def test_uninstalled_leaves_every_function_of_vllm_as_it_was(
-    runner: engine.Runner, tmp_path: Path, changed_by_vllm: list[str]
-) -> None:
-    assert changed_by(_UNINSTALLED, runner, tmp_path) == changed_by_vllm
+def test_uninstalled_leaves_every_function_of_vllm_as_it_was(changed: dict[str, list[str]]) -> None:
+    assert changed["uninstalled"] == changed["control"]
 
 
-@pytest.mark.once
-def test_the_disabling_variable_wins_over_everything(
-    runner: engine.Runner, tmp_path: Path, changed_by_vllm: list[str]
-) -> None:
-    assert changed_by(_DISABLED, runner, tmp_path, KVSCOPE_DISABLE="1") == changed_by_vllm
+def test_the_disabling_variable_wins_over_everything(changed: dict[str, list[str]]) -> None:
+    assert changed["disabled"] == changed["control"]
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -14,6 +14,7 @@ from kvscope.errors import (
     ConfigurationError,
     HostMismatchError,
     KvscopeError,
+    RegistrationError,
     UnreadableTraceError,
     ViolationError,
     quoted,
@@ -25,6 +26,7 @@ EVERY_ERROR = [
     ConfigurationError("additional_config.kv_trace", "1 is not an object"),
     ViolationError(LINE, "write_after_release", request="r1", group=0, block=7, step=3),
     ViolationError(LINE, "free_list_damaged"),
+    RegistrationError("name: 'mine' does not begin with 'vllm_ascend_', as kv_monitor.prefix has it"),
     UnreadableTraceError("out/engine-0-1.0.jsonl", "no record has a schema"),
     HostMismatchError("Scheduler.schedule", expected="(self)", found="(self, throttle)"),
 ]

@@ -674,7 +674,7 @@ def test_every_seam_matches_the_installed_vllm(on_vllm: tuple[str, dict[str, Any
     assert {name: found for name, found in on_vllm[1]["probed"].items() if found != ["matched", None]} == {}
 
 
-SERVER = {"_api_process_rank": 0, "_api_process_count": 2}
+SERVER = {"_api_process_rank": 1, "_api_process_count": 2}
 LAUNCHER = {"_api_process_rank": -1, "_api_process_count": 2}
 
 
@@ -692,7 +692,7 @@ def test_api_servers_belong_to_the_run_of_their_launcher(
         monkeypatch.setattr(os, "getppid", os.getpid)
     child = PluginHub(hub.ledger)
     child.configure_frontend(vllm_config(instance_id="its own", parallel=server))
-    assert [run.run_id for run in child._runs.values()] == ["launcher"]
+    assert [(run.run_id, run.rank) for run in child._runs.values()] == [("launcher", 1)]
 
 
 def test_a_front_end_that_nobody_launched_has_a_run_of_its_own(hub: PluginHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvscope import plugin
-from kvscope.boundary.ledger import Ledger
+from kvscope.boundary.ledger import OBSERVER, Ledger
 from kvscope.config import DIR_VARIABLE, DISABLE_VARIABLE
 from kvscope.errors import ConfigurationError
+from kvscope.metrics.collectors import Collectors
+from kvscope.metrics.reader import read_process
 from kvscope.plugin import LedgerBook, PluginHub
 from kvscope.runtime.extensions import Extensions
+from unit.metrics.support import until
 from unit.test_plugin import vllm_config
 
 NAME = "kvscope_extension_of_a_test"
@@ -87,3 +91,69 @@ def test_another_process_goes_on_and_counts_it(hub: PluginHub, configure: str) -
     getattr(hub, configure)(configured())
     run = hub.run(os.getpid(), "one")
     assert run._coverage().hook_faults == {"extensions": 1}
+
+
+COLLECTOR = """
+from kvscope.monitor import register_collector
+mine = register_collector(name="{name}", metric_type="gauge", process="{process}")(lambda ctx: 1.0)
+"""
+
+
+@pytest.fixture
+def collectors(monkeypatch: pytest.MonkeyPatch) -> Collectors:
+    """Of a process in which nothing is registered yet."""
+    made = Collectors()
+    for module in (
+        "kvscope.monitor",
+        "kvscope.plugin",
+        "kvscope.runtime.extensions",
+        "kvscope.runtime.collectors_called",
+    ):
+        monkeypatch.setattr(f"{module}.COLLECTORS", made)
+    return made
+
+
+def monitored(prefix: str) -> Any:
+    of = configured()
+    of.additional_config |= {"kv_monitor": {"enabled": True, "prefix": prefix}}
+    del of.additional_config["kv_trace"]
+    return of
+
+
+def test_an_extension_registers_with_the_prefix_of_the_run(hub: PluginHub, collectors: Collectors) -> None:
+    write(COLLECTOR.format(name="p_mine", process="engine"))
+    hub.configure_frontend(monitored("p_"))
+    assert [each.name for each in collectors.of(["engine"])] == ["p_mine"]
+    sys.modules[NAME].mine.close()
+    assert collectors.of(["engine"]) == []
+
+
+def test_why_a_collector_is_refused_stands_in_the_error_that_stops_the_start(
+    hub: PluginHub, collectors: Collectors
+) -> None:
+    write(COLLECTOR.format(name="vllm_ascend_mine", process="engine"))
+    with pytest.raises(ConfigurationError) as raised:
+        hub.configure_frontend(monitored("p_"))
+    assert str(raised.value) == (
+        f"additional_config.kv_output.extensions[0]: {NAME!r} cannot be imported (name: 'vllm_ascend_mine' does not "
+        "begin with 'p_', as kv_monitor.prefix has it)"
+    )
+
+
+@pytest.mark.parametrize(("process", "has_file"), [("worker", True), ("engine", False)])
+def test_a_worker_of_kv_monitor_alone_publishes_if_a_collector_is_for_it(
+    process: str, has_file: bool, hub: PluginHub, collectors: Collectors, tmp_path: Path
+) -> None:
+    write(COLLECTOR.format(name="p_mine", process=process))
+    of = monitored("p_")
+    hub.configure_worker(of)
+    worker = SimpleNamespace(vllm_config=of, rank=1)
+    hub.attach_worker(worker)
+    assert not hasattr(worker, OBSERVER)
+    assert [path.name for path in tmp_path.rglob("*.metrics")] == [f"worker-1-{os.getpid()}.metrics"] * has_file
+    if has_file:
+        monitor = hub.run(os.getpid(), "one").monitor
+        assert monitor is not None
+        assert until(lambda: [value.name for value in read_process(monitor.store.path).custom] == ["p_mine"])
+        assert LedgerBook(hub.ledger).hook_numbers()["collectors"][1:] == (0, 0)
+        monitor.close()

@@ -29,7 +29,7 @@ STATIONS = {
     "reports": 9,
     "cli": 10,
 }
-FREE = ("kvscope.config", "kvscope.errors", "kvscope.logs", "kvscope.events.schema")
+FREE = ("kvscope.config", "kvscope.errors", "kvscope.fence", "kvscope.logs", "kvscope.events.schema")
 MAY_IMPORT_BOUNDARY = {"boundary", "plugin", "testing"}
 MAY_IMPORT_VLLM = {"boundary", "plugin", "testing"}
 RUNS_INSIDE_VLLM = {

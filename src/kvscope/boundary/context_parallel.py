@@ -149,3 +149,9 @@ def read_local_lengths(runner: Any) -> LocalLengths | None:
     is_part = getattr(runner, "pcp_manager", None) is not None
     seq_lens = batch.seq_lens.numpy()[: batch.num_reqs].copy() if is_part else None
     return LocalLengths(request_ids=list(batch.req_ids), lengths=lengths, seq_lens=seq_lens)
+
+
+def unjudged_cause(vllm_config: Any) -> str | None:
+    """Why no plan of this engine can be judged, if so: runner V1 does not say which part of a batch a PCP rank has."""
+    pcp_size = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
+    return "prefill_context_parallel" if pcp_size > 1 and not vllm_config.use_v2_model_runner else None

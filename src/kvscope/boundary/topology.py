@@ -128,3 +128,8 @@ def api_server_of(vllm_config: Any) -> tuple[int, int]:
 def run_id_of(vllm_config: Any) -> str:
     """The ``instance_id`` without a data-parallel suffix: the same in every process of one run."""
     return re.sub(r"_dp\d+$", "", str(vllm_config.instance_id)) or "run"
+
+
+def runner_of(vllm_config: Any) -> str:
+    """``V2`` or ``V1``: which model runner this engine has."""
+    return "V2" if vllm_config.use_v2_model_runner else "V1"

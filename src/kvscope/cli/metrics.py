@@ -11,6 +11,7 @@ import typer
 from kvscope.cli.screen import JSON_OPTION, Line, UnknownNameError, facts, next_command, show, show_json, typed, wrapped
 
 if TYPE_CHECKING:
+    from kvscope.metrics.labels import Label
     from kvscope.metrics.metric import Metric
 
 LABEL_WIDTH = 30
@@ -87,6 +88,7 @@ def _fields(metric: Metric) -> dict[str, object]:
         "unit": metric.unit,
         "section": metric.section,
         "labels": {"engine": None} | {label.name: list(label.values) for label in metric.labels},
+        "unfed": {label.name: list(label.unfed) for label in metric.labels if label.unfed},
         "buckets": list(metric.buckets),
         "combine": metric.combine,
         "required": metric.required,
@@ -126,9 +128,13 @@ def _in_full(metric: Metric) -> list[Line]:
     name = f"{MonitorConfig().prefix}{metric.name}"
     pairs = [("means", metric.meaning.en), ("not read as", metric.not_read_as.en), ("unit", metric.unit)]
     pairs += [("labels", "engine: the data-parallel rank, or frontend")]
-    pairs += [("", f"{label.name}: {', '.join(label.values)}") for label in metric.labels]
+    pairs += [("", f"{label.name}: {', '.join(label.fed)}{_unfed(label)}") for label in metric.labels]
     if metric.buckets:
         pairs.append(("buckets", " ".join(f"{bound:g}" for bound in metric.buckets)))
     absent = "" if metric.is_delivered else "; not in this version, so that no process emits it"
     pairs += [("per engine", COMBINED[metric.combine].en), ("fed by", f"{FEEDERS[metric.feeder].en}{absent}")]
     return [*wrapped(f"{name} ({metric.kind})", style="label"), ("", ""), *facts(pairs)]
+
+
+def _unfed(label: Label) -> str:
+    return f"; not yet: {', '.join(label.unfed)}" if label.unfed else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from kvscope.metrics.families import Family, families, runs
+from kvscope.metrics.families import CustomValue, Family, families, runs
 from kvscope.metrics.layout import SUFFIX
 from kvscope.metrics.reader import read_run, read_runs
 
@@ -14,9 +16,9 @@ DEFAULT_PREFIX = "vllm_ascend_"
 """That of `kv_monitor.prefix`, for a run whose processes say none."""
 
 
-def collect_run(folder: Path) -> list[Family]:
+def collect_run(folder: Path, collected: Mapping[str, Sequence[CustomValue]] = MappingProxyType({})) -> list[Family]:
     """What the processes of the run in this folder said last; [] where none has said anything. The dead are among
-    them, unless another process has taken their place.
+    them, unless another process has taken their place. ``collected`` is what collectors have said in this process.
 
     Raises:
         UnreadableMetricsError: there are metrics files, and none of them can be read.
@@ -26,7 +28,7 @@ def collect_run(folder: Path) -> list[Family]:
     found = runs(reading.processes)
     if found:
         said = (process.prefix for process in found[0].processes if process.prefix)
-        return families(found[0].processes, prefix=next(said, DEFAULT_PREFIX))
+        return families(found[0].processes, prefix=next(said, DEFAULT_PREFIX), collected=collected)
     if reading.unreadable:
         raise reading.unreadable[0]
     return []

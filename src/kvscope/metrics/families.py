@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -138,9 +139,15 @@ def _run(run_id: str, members: list[ProcessValues]) -> Run:
     return Run(run_id=run_id, start_wall_ns=start, processes=current, replaced=replaced)
 
 
-def families(processes: Sequence[ProcessValues], *, prefix: str) -> list[Family]:
+def families(
+    processes: Sequence[ProcessValues],
+    *,
+    prefix: str,
+    collected: Mapping[str, Sequence[CustomValue]] = MappingProxyType({}),
+) -> list[Family]:
     """The metrics of one run's processes (``Run.processes``), in the order of the catalog, then those of registered
-    collectors; those without any series are left out. ``prefix`` is that of ``kv_monitor.prefix``.
+    collectors; those without any series are left out. ``prefix`` is that of ``kv_monitor.prefix``, ``collected`` what
+    collectors have said in the process that reads, by engine.
     """
     found = []
     for metric in METRICS.values():
@@ -148,17 +155,17 @@ def families(processes: Sequence[ProcessValues], *, prefix: str) -> list[Family]
         if samples:
             name = f"{prefix}{metric.name}"
             found.append(Family(name, metric.kind, metric.help, metric.unit, samples))
-    return found + _custom_families(processes)
+    said = [(process.engine, value) for process in processes for value in process.custom]
+    return found + _custom_families([*said, *((engine, each) for engine, of in collected.items() for each in of)])
 
 
-def _custom_families(processes: Sequence[ProcessValues]) -> list[Family]:
+def _custom_families(said: Iterable[tuple[str, CustomValue]]) -> list[Family]:
     """Of an engine's processes counters and histograms are added; of gauges the largest counts."""
     merged: dict[str, dict[str, CustomValue]] = {}
-    for process in processes:
-        for value in process.custom:
-            of_name = merged.setdefault(value.name, {})
-            before = of_name.get(process.engine)
-            of_name[process.engine] = value if before is None else _added(before, value)
+    for engine, value in said:
+        of_name = merged.setdefault(value.name, {})
+        before = of_name.get(engine)
+        of_name[engine] = value if before is None else _added(before, value)
     return [
         Family(name, next(iter(values.values())).kind, next(iter(values.values())).help, "", _custom_samples(values))
         for name, values in sorted(merged.items())

@@ -88,6 +88,16 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
         """The values of the labels of each series, in a fixed order."""
         return self.series or tuple(itertools.product(*(label.values for label in self.labels)))
 
+    def fed(self) -> tuple[tuple[str, ...], ...]:
+        """Those of ``combinations`` that some process of this version can emit."""
+        if not self.is_delivered:
+            return ()
+        return tuple(
+            values
+            for values in self.combinations()
+            if not any(value in label.unfed for label, value in zip(self.labels, values, strict=True))
+        )
+
     def key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The label values of one series, brought into the closed sets.
 

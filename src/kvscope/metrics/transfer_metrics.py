@@ -94,12 +94,16 @@ TRANSFER_METRICS = (
         combine="sum",
         labels=(FAILURE_CAUSE,),
         meaning=Text(
-            "Transfers of requests that ended otherwise than done, by cause.",
-            "未以完成结束的请求传输数，按原因统计。",
+            "Transfers of requests that ended otherwise than done, by cause: load_failed as the worker reports it, "
+            "aborted where the request had ended before, host_shutdown what was under way when the engine ended.",
+            "未以完成结束的请求传输数，按原因统计：load_failed 由 worker 报告，aborted 表示请求在此之前已结束，"
+            "host_shutdown 为引擎结束时仍在进行的传输。",
         ),
         not_read_as=Text(
-            "failed requests: vLLM may compute anew what could not be loaded.",
-            "失败的请求数：vLLM 可能会重新计算未能加载的内容。",
+            "failed requests: vLLM may compute anew what could not be loaded. A send whose lease ran out is no failure "
+            "here: vLLM's connectors report it as done.",
+            "失败的请求数：vLLM 可能会重新计算未能加载的内容。"
+            "租约到期的发送在此不算失败：vLLM 的连接器将其报告为完成。",
         ),
     ),
     Metric(

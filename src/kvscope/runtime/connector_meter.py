@@ -18,7 +18,8 @@ MOST_TRANSFERS = 4096
 """So many that are under way are kept of each direction; with more of them nobody knows how many there are."""
 OFFLOADS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
 """Their loads and stores stay in this engine: what they bring was computed here."""
-LOAD_FAILED, ABORTED = "load_failed", "aborted"
+LOAD_FAILED, ABORTED, HOST_SHUTDOWN = "load_failed", "aborted", "host_shutdown"
+"""Ends of a transfer that anybody can see from outside of a connector, other than done."""
 
 
 class TransferHost(Protocol):
@@ -63,7 +64,8 @@ class ConnectorMeter:
         self._is_partial = False
         self._tokens = {way: slab.counter("pd_transfer_tokens_total", direction=way) for way in ("sent", "received")}
         self._failures = {
-            cause: slab.counter("pd_transfer_failures_total", cause=cause) for cause in (LOAD_FAILED, ABORTED)
+            cause: slab.counter("pd_transfer_failures_total", cause=cause)
+            for cause in (LOAD_FAILED, ABORTED, HOST_SHUTDOWN)
         }
         self._latency = slab.histogram("pd_transfer_latency_seconds")
         self._wait = slab.histogram("pd_wait_seconds")
@@ -119,6 +121,13 @@ class ConnectorMeter:
             self._inner.on_native_error(boundary, error_type)
         else:
             self._tell_error(boundary, error_type)
+
+    def on_end(self) -> None:
+        """The engine ends, and with it what is under way. A second call finds nothing any more."""
+        if not self._is_lost():
+            self._failures[HOST_SHUTDOWN].add(len(self._receives) + len(self._sends))
+        for kept in (self._queued, self._receives, self._sends, self._waits):
+            kept.clear()
 
     def say(self) -> None:
         """Bring what is under way into the slab."""

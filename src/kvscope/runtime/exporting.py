@@ -19,10 +19,13 @@ from ..logs import say
 from ..metrics.aggregates import aggregates_line
 from ..metrics.collecting import collect_run
 from ..metrics.exporter import Exporter, ExporterSettings
+from ..metrics.families import Family
 from ..metrics.host_registry import HostRegistration
 from ..metrics.place import Place
+from ..metrics.sampling import Collected
 from ..metrics.switch import Switch
 from ..metrics.viewing import Viewer, readout_of
+from .collectors_called import sampler_of_exporter
 
 ENGINE_PATIENCE_S = 30.0
 MAX_FAULTS = 16
@@ -53,11 +56,15 @@ class RunExporter:
         self._interval_s = monitor.scrape_interval
         self._logs = monitor.log
         self._ending = threading.Event()
+        self._collected: Collected = {}
+        self._sampler = sampler_of_exporter(
+            run.run_id, run.config, folder, is_exporting=self._is_exporting, publish=self._take
+        )
         self._in_host = (
             None
             if run.process == "engine"
             else HostRegistration(
-                lambda: collect_run(folder),
+                self._collect,
                 prefix=monitor.prefix,
                 interval_s=monitor.scrape_interval,
                 is_on=self._switch.is_on,
@@ -73,7 +80,7 @@ class RunExporter:
                 scrape_interval_s=monitor.scrape_interval,
                 patience_s=engine_patience_s if run.process == "engine" else 0.0,
             ),
-            lambda: collect_run(folder),
+            self._collect,
             is_on=self._switch.is_on,
         )
 
@@ -87,15 +94,26 @@ class RunExporter:
         self._exporter.start()
         if self._in_host is not None:
             self._in_host.begin()
+        self._sampler.start()
         if self._logs:
             threading.Thread(target=self._log, name="kvscope-monitor-log", daemon=True).start()
 
     def stop(self) -> None:
         """End, and let another process take over."""
         self._ending.set()
+        self._sampler.stop()
         if self._in_host is not None:
             self._in_host.end()
         self._exporter.stop()
+
+    def _collect(self) -> list[Family]:
+        return collect_run(self._folder, self._collected)
+
+    def _is_exporting(self) -> bool:
+        return self.place is not None or (self._in_host is not None and self._in_host.is_registered)
+
+    def _take(self, collected: Collected) -> None:
+        self._collected = collected
 
     def _log(self) -> None:
         """One line an interval, from the process that exports, while monitoring is on."""
@@ -110,7 +128,7 @@ class RunExporter:
         """What kept it from logging, if anything did."""
         try:
             if self.place is not None and self._switch.is_on():
-                view = self._viewer.view(readout_of(collect_run(self._folder), at_s=time.time()))
+                view = self._viewer.view(readout_of(self._collect(), at_s=time.time()))
                 say(logging.INFO, "KV_MONITOR %s", aggregates_line(view))
         except Exception as error:  # noqa: BLE001  a thread of ours; files of a run can be gone or damaged
             return error

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterable
 from time import perf_counter_ns
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, RegistrationError
 from ..logs import say
+from ..metrics.collecting import DEFAULT_PREFIX
+from ..metrics.collectors import COLLECTORS
 
 PATH = "additional_config.kv_output.extensions"
 
@@ -27,12 +29,13 @@ class Extensions:
         self._inherited: frozenset[str] = frozenset()
         self._time_ns = 0
 
-    def load(self, names: Iterable[str], *, refuse: bool) -> None:
-        """Import what this process has not tried yet.
+    def load(self, names: Iterable[str], *, refuse: bool, prefix: str = DEFAULT_PREFIX) -> None:
+        """Import what this process has not tried yet, for a run whose metrics have this prefix.
 
         Raises:
             ConfigurationError: one cannot be imported and ``refuse`` is set; without it that is logged and counted.
         """
+        COLLECTORS.expect(prefix)
         for index, name in enumerate(names):
             if name in self._tried:
                 continue
@@ -40,7 +43,7 @@ class Extensions:
             if error is None:
                 self._tried[name] = None
                 continue
-            reason = type(error).__name__
+            reason = str(error) if isinstance(error, RegistrationError) else type(error).__name__
             if refuse:
                 raise ConfigurationError(f"{PATH}[{index}]", f"{name!r} cannot be imported ({reason})") from error
             self._tried[name] = reason

@@ -155,6 +155,12 @@ class PoolMeter:
     def on_shutdown(self) -> None:
         self._end()
 
+    def say_last(self) -> None:
+        """The run ends."""
+        if self.connector is not None:
+            self.connector.on_end()
+        self.publish()
+
     # What is said -----------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
@@ -261,5 +267,5 @@ def meter_of(
             tell_error=tell_error,
         )
     monitor.observe_scheduler(connector, (lambda: meter.reuse) if host.caches_prefixes else None)
-    monitor.before_close.append(meter.publish)
+    monitor.before_close.append(meter.say_last)
     return meter

@@ -24,6 +24,7 @@ from ..state.coverage import Coverage
 from ..state.reuse import HitRatio, Reuse
 from ..state.tails import STATES as TAIL_STATES
 from .checks_counted import checks_run, checks_stalled
+from .collectors_called import sampler_of_process
 
 LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S = 1.0, 0.05
 MAX_FAULTS = 16
@@ -78,8 +79,11 @@ class ProcessMonitor:
         self._interval = min(max(monitor.window / 10, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
         self._faults = 0
         self._ending = threading.Event()
+        self._publishing = threading.Lock()  # a slab has one writer at a time
         self._thread = threading.Thread(target=self._work, name="kvscope-metrics", daemon=True)
         self._thread.start()
+        self._sampler = sampler_of_process(run, self.store)
+        self._sampler.start()
 
     def observe_scheduler(self, connector: str, reuse: Callable[[], Reuse] | None) -> None:
         """This process has a scheduler with a connector of this class (``none``: without); ``reuse`` says what has been
@@ -90,19 +94,25 @@ class ProcessMonitor:
 
     def publish(self) -> None:
         """Hand over what has been counted until now."""
-        self._numbers.read()
-        if self._reuse is not None:
-            by_token, by_block = self._ratio.take(monotonic(), self._reuse())
-            for unit, ratio in (("token", by_token), ("block", by_block)):
-                gauge = self._slab.gauge("prefix_cache_hit_ratio", unit=unit)
-                gauge.clear() if ratio is None else gauge.set(ratio)
-        self._slab.publish()
+        with self._publishing:
+            self._numbers.read()
+            if self._reuse is not None:
+                by_token, by_block = self._ratio.take(monotonic(), self._reuse())
+                for unit, ratio in (("token", by_token), ("block", by_block)):
+                    gauge = self._slab.gauge("prefix_cache_hit_ratio", unit=unit)
+                    gauge.clear() if ratio is None else gauge.set(ratio)
+            self._slab.publish()
+
+    def publish_urgently(self) -> None:
+        """The same before this process may end, from whichever thread has found why. Never raises."""
+        self._fenced(self.publish)
 
     def close(self) -> None:
         """Publish for the last time, and end. What was published stays readable. A second call does nothing."""
         if self._ending.is_set():
             return
         self._ending.set()
+        self._sampler.stop()
         self._thread.join(LONGEST_INTERVAL_S)
         for say_last in self.before_close:
             say_last()

@@ -34,6 +34,7 @@ from ..sinks.subscribers import SUBSCRIBERS
 from ..state.blocks import BlockLedger
 from ..state.coverage import Coverage
 from .checks_counted import checks_run, checks_stalled
+from .collectors_called import is_wanted
 from .concerned import concerned_blocks
 from .exporting import RunExporter
 from .folding import FindingFolds
@@ -65,6 +66,7 @@ class Run:
         self.pid = os.getpid()
         self.roles: set[ProcessRole] = set()
         self.ranks = Ranks()
+        self.api_server = 0
         self.topology: Topology | None = None
         self.runner: str | None = None
         self.parts: frozenset[Part] = frozenset(_enabled_parts(config))
@@ -129,7 +131,9 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """What stands in the names of this process' files: its data-parallel rank, or a worker's among all."""
+        """What stands in the names of this process' files: its data-parallel rank, a worker's, or an API server's."""
+        if self.process == "frontend":
+            return self.api_server
         return self.ranks.dp if "engine" in self.roles or self.ranks.world is None else self.ranks.world
 
     @property
@@ -160,6 +164,11 @@ class Run:
                 text = "kvscope %s: on (%s), records in %s"
                 say(logging.INFO, text, __version__, parts or "nothing", self.stream.folder)
                 self.export()
+
+    def collect(self) -> None:
+        """In a worker in which nothing else is done: have the collectors called that are registered for it."""
+        if self.monitor is None and self.process == "worker" and is_wanted(self.process):
+            self.monitor = ProcessMonitor(self)
 
     def export(self) -> None:
         """Have the metrics of this run served, by this process or another one of its host; from the first call on."""
@@ -198,7 +207,7 @@ class Run:
         With a ledger the record has what became of the finding's block until now, and ahead of it stands a kv.state of
         the blocks that the findings concern: so call this before the ledger takes over the operation that they are
         about. Repetitions are folded (see ``runtime.folding``). A finding whose access can crash the process is on disk
-        when this returns, unless it is folded.
+        when this returns, unless it is folded; and one that may end the process is in its metrics.
         """
         for finding in findings:
             finding.tp_rank, finding.pp_rank = self.ranks.tp, self.ranks.pp
@@ -212,6 +221,8 @@ class Run:
                 violation = self._violation(finding, repeats, history)
                 urgent = self.stops(finding) or finding.launch_fatal
                 self.stream.violation(violation, component=component, boundary=boundary, urgent=urgent)
+                if urgent and self.monitor is not None:
+                    self.monitor.publish_urgently()
             if acts:
                 self.deliver(finding)
             SUBSCRIBERS.publish(finding, RULES[finding.reason], self.names)
@@ -337,7 +348,7 @@ class Run:
 
     def records_dropped(self) -> dict[str, int]:
         """Records that were made and not written, by every cause that there is."""
-        return self.stream.dropped
+        return self.stream.dropped if self.has_stream else {}
 
     def _violation(self, finding: Finding, repeats: int, history: BlockHistory | None = None) -> Violation:
         rule = RULES[finding.reason]

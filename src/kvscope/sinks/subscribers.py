@@ -7,24 +7,19 @@ event into a queue and goes on.
 
 from __future__ import annotations
 
-import inspect
-import logging
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from time import monotonic_ns, perf_counter_ns, time_ns
+from time import perf_counter_ns, time_ns
 
 from kvscope.checks.finding import Finding
 from kvscope.checks.rule import Rule, Severity
 from kvscope.events.names import PLAIN, RequestNames
-from kvscope.logs import say
+from kvscope.fence import SLOW_NS, Fence, require_callable
 
-MAX_FAULTS = 16
-"""Faults after which a subscriber is removed."""
-SLOW_NS = 5 * 10**9
-"""Every so much time in one call of a callback is one fault; who never returns is thus removed as well."""
 QUEUED_EVENTS = 1024
 """Events that may wait for one subscriber; what comes on top is dropped and counted."""
 
@@ -62,41 +57,31 @@ Callback = Callable[[GuardViolationEvent], object]
 class Subscription:
     """What ``subscribe_guard_events`` returns: the subscriber's numbers, and the way to end it."""
 
-    __slots__ = (
-        "_callback",
-        "_ended",
-        "_faults",
-        "_queue",
-        "_since_ns",
-        "_slow_ns",
-        "_thread",
-        "delivered",
-        "dropped",
-        "name",
-    )
+    __slots__ = ("_callback", "_ended", "_queue", "_thread", "delivered", "dropped", "fence")
 
     def __init__(self, callback: Callback, slow_ns: int = SLOW_NS) -> None:
-        self.name = _name_of(callback)
         self.delivered = 0
         self.dropped = 0
+        self.fence = Fence("subscriber", callback, slow_ns)
         self._callback = callback
-        self._slow_ns = slow_ns
-        self._faults = 0
-        self._since_ns = 0  # when the call that is running began; 0: none is
         self._ended = False
         self._queue: SimpleQueue[GuardViolationEvent | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
+    def name(self) -> str:
+        """Module and qualified name of the callback."""
+        return self.fence.name
+
+    @property
     def active(self) -> bool:
         """Whether events still come: not after ``close``, not after removal, and not in a forked child."""
-        return not self._ended and self.faults < MAX_FAULTS
+        return not self._ended and not self.fence.is_down
 
     @property
     def faults(self) -> int:
         """How often the callback raised, and how often 5 seconds passed in one call of it."""
-        since_ns = self._since_ns
-        return self._faults + ((monotonic_ns() - since_ns) // self._slow_ns if since_ns else 0)
+        return self.fence.faults
 
     def close(self) -> None:
         """Let no further event come; one that is being delivered is not interrupted. A second call does nothing."""
@@ -120,25 +105,8 @@ class Subscription:
 
     def _deliver(self) -> None:
         while (event := self._queue.get()) is not None and self.active:
-            self._since_ns = began_ns = monotonic_ns()
-            raised: BaseException | None = None
-            try:
-                self._callback(event)
+            if self.fence.passes(partial(self._callback, event)):
                 self.delivered += 1
-            except BaseException as error:  # noqa: BLE001 - foreign code, and nothing but this thread is there to end
-                raised = error
-            self._since_ns = 0
-            self._count((raised is not None) + (monotonic_ns() - began_ns) // self._slow_ns, raised)
-
-    def _count(self, faults: int, raised: BaseException | None) -> None:
-        if faults:
-            is_first, self._faults = self._faults == 0, self._faults + faults
-            if is_first and self._faults < MAX_FAULTS:
-                what = type(raised).__name__ if raised is not None else "slow"
-                text = "kvscope: subscriber %s failed (%s); it is removed after %d faults"
-                say(logging.WARNING, text, self.name, what, MAX_FAULTS)
-                if raised is not None:
-                    say(logging.DEBUG, "kvscope: subscriber %s", self.name, error=raised)
 
 
 class Subscribers:
@@ -157,10 +125,7 @@ class Subscribers:
         Raises:
             TypeError: it cannot be called, or calling it would only make a coroutine.
         """
-        if not callable(callback):
-            raise TypeError(f"a subscriber must be callable, and {type(callback).__name__} is not")
-        if inspect.iscoroutinefunction(callback):
-            raise TypeError(f"{_name_of(callback)} is a coroutine function, and nobody would await it")
+        require_callable("subscriber", callback)
         subscription = Subscription(callback, slow_ns)
         self._sort_out(subscription)
         return subscription
@@ -211,10 +176,10 @@ class Subscribers:
             for subscription in known:
                 if subscription not in self._known:
                     self._faults_before += subscription.faults
-                    removed += [subscription] if subscription.faults >= MAX_FAULTS else []
+                    removed += [subscription] if subscription.fence.is_down else []
         for subscription in removed:
             subscription.close()
-            say(logging.WARNING, "kvscope: subscriber %s is removed after %d faults", subscription.name, MAX_FAULTS)
+            subscription.fence.say_removed()
 
 
 def _event(finding: Finding, rule: Rule, names: RequestNames) -> GuardViolationEvent:
@@ -236,11 +201,6 @@ def _event(finding: Finding, rule: Rule, names: RequestNames) -> GuardViolationE
 def _plain(number: int | None) -> int | None:
     """A rule may have taken a number out of an array, and an event is for anybody's JSON."""
     return None if number is None else int(number)
-
-
-def _name_of(callback: object) -> str:
-    function = callback if hasattr(callback, "__qualname__") else type(callback)
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
 SUBSCRIBERS = Subscribers()

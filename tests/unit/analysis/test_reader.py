@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from tests import budget
 
 from kvscope.analysis.files import find
 from kvscope.analysis.reader import Trace, step_of
@@ -292,9 +293,11 @@ def test_a_file_cut_at_any_byte_is_read_and_never_called_clean(tmp_path: Path, p
     (path,) = run.glob(f"{process}-*.jsonl")
     whole = path.read_bytes()
     words: set[str] = set()
-    # Every byte where one file is the whole run; in a run of several every seventh, and the last ones.
-    sizes = range(len(whole)) if process == "all" else [*range(0, len(whole) - 20, 7), len(whole) - 2, len(whole) - 1]
-    for size in sizes:
+    # With --long every byte where one file is the whole run. Else every seventh, and all around the ends of records.
+    ends = [number for number, byte in enumerate(whole) if byte == ord("\n")]
+    around = {size for end in ends for size in range(max(end - 2, 0), min(end + 3, len(whole)))}
+    every = 1 if process == "all" and budget.is_thorough() else 7
+    for size in sorted(around.union(range(0, len(whole), every))):
         path.write_bytes(whole[:size])
         try:
             replay = Replay(Trace.open(run)).run()

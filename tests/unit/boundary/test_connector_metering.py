@@ -58,6 +58,7 @@ def transfers(meter: Meter) -> dict[str, float | None]:
         "in flight": meter.value("pd_transfer_in_flight"),
         "load failed": meter.value("pd_transfer_failures_total", "load_failed"),
         "aborted": meter.value("pd_transfer_failures_total", "aborted"),
+        "host shutdown": meter.value("pd_transfer_failures_total", "host_shutdown"),
     }
     return {name: value for name, value in named.items() if value != 0}
 
@@ -147,6 +148,27 @@ def test_reports_of_what_nobody_planned_count_for_nothing() -> None:
     assert meter.meter.connector is not None
     meter.meter.connector.on_transfers(["x"], ["y"])
     assert transfers(meter) == {"in flight": 1}
+
+
+def test_what_is_under_way_ends_with_the_engine() -> None:
+    host, meter, connector = connected()
+    connector.elsewhere |= {"a": (32, True), "b": (32, True)}
+    connector.keeps.add("c")
+    for name in "ab":
+        host.add(name, range(ord(name), ord(name) + 40))
+    host.add("c", range(40), max_tokens=1)
+    host.step()
+    assert transfers(meter) == {"in flight": 3}
+    for _ in range(2):
+        meter.meter.say_last()
+        assert transfers(meter) == {"host shutdown": 3}
+
+
+def test_after_a_fault_of_a_hook_nobody_says_what_ended_with_the_engine() -> None:
+    _, meter = loading()
+    meter.lost = True
+    meter.meter.say_last()
+    assert transfers(meter) == {"in flight": None}
 
 
 def test_after_a_fault_of_a_hook_nobody_says_what_is_in_flight() -> None:

@@ -104,7 +104,7 @@ def test_both_languages_say_it_in_whole_sentences(metric: Metric) -> None:
 
 def test_hooks_and_drop_causes_are_those_of_the_stations_that_have_them() -> None:
     hub: Any = MagicMock()
-    assert set(labels.HOOK.values) == {seam.name for seam in seam_table(hub)} | {labels.OTHER}
+    assert set(labels.HOOK.values) == {seam.name for seam in seam_table(hub)} | {*labels.FOREIGN, labels.OTHER}
     assert labels.DROP_CAUSE.values == DROP_CAUSES
 
 

@@ -78,6 +78,26 @@ def test_findings_are_counted_by_reason_over_all_groups_and_begin_at_zero(run: R
     assert values(run).values["guard_violations_total"]["write_target_mismatch",] == 4
 
 
+@pytest.mark.parametrize(("action", "fields"), [("raise", {}), ("log", {"launch_fatal": True})])
+def test_a_finding_that_may_end_the_process_is_published_before_it_does(
+    tmp_path: Path, action: str, fields: dict[str, Any]
+) -> None:
+    run = monitored(tmp_path, guard=action, trace=action)
+    run.open()
+    assert run.monitor is not None
+    run.monitor._ending.set()  # nobody else publishes
+    run.monitor._thread.join()
+    run.report([finding(**fields)], "runner", "plan")
+    found = read_process(run.monitor.store.path).values["guard_violations_total"]
+    assert found["write_target_mismatch",] == 1
+
+
+def test_a_finding_that_is_only_logged_waits_for_the_next_round(run: Run) -> None:
+    run.report([finding()], "runner", "plan")
+    assert run.monitor is not None
+    assert read_process(run.monitor.store.path).values["guard_violations_total"]["write_target_mismatch",] == 0
+
+
 def test_a_part_that_is_off_has_no_findings(tmp_path: Path) -> None:
     run = monitored(tmp_path, guard=None)
     run.open()
@@ -136,18 +156,22 @@ def test_hooks_are_said_by_name_and_those_of_a_connector_by_its_interface(tmp_pa
         "connector.alloc.NixlConnector": (1, 2, 1_000_000_000),
         "connector.alloc.MultiConnector": (1, 0, 500_000_000),
         "subscribers": (1, 3, 250_000_000),
+        "collectors": (5, 2, 0),
+        "made.up": (1, 4, 0),
         "scheduler.drain": (4, 0, 0),
     }
     found = values(run).values
     assert found["hook_seconds_total"] == {
         ("scheduler.schedule",): 2.0,
         ("connector.alloc",): 1.5,
-        ("other",): 0.25,
+        ("subscribers",): 0.25,
     }
     assert found["hook_faults_total"] == {
         ("scheduler.schedule",): 1,
         ("connector.alloc",): 2,
-        ("other",): 3,
+        ("subscribers",): 3,
+        ("collectors",): 2,
+        ("other",): 4,
         ("scheduler.drain",): 0,
     }
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvscope import fence
 from kvscope.checks.catalog import RULES
 from kvscope.checks.finding import Finding
 from kvscope.events.names import RequestNames
-from kvscope.sinks import subscribers
-from kvscope.sinks.subscribers import MAX_FAULTS, QUEUED_EVENTS, GuardViolationEvent, Subscribers, Subscription
+from kvscope.fence import MAX_FAULTS
+from kvscope.sinks.subscribers import QUEUED_EVENTS, GuardViolationEvent, Subscribers, Subscription
 
 REASON = "write_foreign_block"
 RULE = RULES[REASON]
@@ -50,7 +51,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if error is None:
             lines.append(text % values)
 
-    monkeypatch.setattr(subscribers, "say", say)
+    monkeypatch.setattr(fence, "say", say)
     return lines
 
 
@@ -219,7 +220,7 @@ def test_a_slow_callback_has_a_fault_for_each_time_that_it_takes_too_long(warnin
     everybody = Subscribers()
     slow = everybody.subscribe(lambda _: time.sleep(0.05), slow_ns=20 * MILLISECOND_NS)
     everybody.publish(finding(), RULE)
-    until(lambda: slow.delivered == 1 and slow._since_ns == 0 and slow.faults > 0)
+    until(lambda: slow.delivered == 1 and not slow.fence.is_running and slow.faults > 0)
     assert slow.active
     assert 2 <= slow.faults < MAX_FAULTS
     assert [line.rpartition("failed ")[2] for line in warnings] == ["(slow); it is removed after 16 faults"]
@@ -229,7 +230,7 @@ def test_what_cannot_wait_is_dropped_and_counted(gate: threading.Event) -> None:
     everybody = Subscribers()
     busy = everybody.subscribe(lambda _: gate.wait())
     everybody.publish(finding(0), RULE)
-    until(lambda: busy._since_ns > 0)
+    until(lambda: busy.fence.is_running)
     for step in range(QUEUED_EVENTS + 10):
         everybody.publish(finding(step), RULE)
     assert (busy.dropped, busy.delivered, busy.faults) == (10, 0, 0)

@@ -71,9 +71,17 @@ def _difference(directory: Path, name: str, text: str, prefix: str) -> Differenc
 
 
 def unknown_series(text: str, prefix: str) -> Iterator[str]:
-    """The series with this prefix in a dashboard or rule file that no process of this version can emit."""
+    """The series with this prefix in a dashboard or rule file that no process of this version can emit; with their
+    labels where it is only for a value of these.
+    """
     recorded = [rule.record for rule in recording_rules()]
-    names = dict.fromkeys(re.findall(rf"(?:\b\w+:)?\b{re.escape(prefix)}\w+(?::\w+)?", text))
-    for name in names:
-        if any(problems_in(name.replace(prefix, "@", 1), recorded)):
-            yield name
+    plain = text.replace('\\"', '"')  # as in JSON
+    names = dict.fromkeys(re.findall(rf"(?:\b\w+:)?\b{re.escape(prefix)}\w+(?::\w+)?(?:\{{[^{{}}]*\}})?", plain))
+    found: dict[str, None] = {}
+    for selected in names:
+        name = selected.partition("{")[0]
+        for asked in (name, selected):
+            if any(problems_in(asked.replace(prefix, "@", 1), recorded)):
+                found[asked] = None
+                break
+    yield from found

@@ -32,9 +32,14 @@ GUARD_ALERTS = (
         look=Text(
             "`kvscope check DIR` shows the finding with both sides and the history of its block; `kvscope rules "
             "REASON` "
-            "says what it does not prove; incident-1.jsonl beside the trace has the steps before it.",
+            "says what it does not prove; incident-1.jsonl beside the trace has the steps before it. With action raise "
+            "the front end, and with it the exporter, ends within about five seconds, unless "
+            "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1 keeps it: a Prometheus that scrapes less often misses the finding and "
+            "only sees its target go down. `kvscope exporter DIR` exports what the run that is over has left.",
             "`kvscope check DIR` 会显示该发现的双方依据与块的历史；`kvscope rules REASON` 说明它不能证明什么；"
-            "轨迹旁的 incident-1.jsonl 保存了此前的若干步。",
+            "轨迹旁的 incident-1.jsonl 保存了此前的若干步。动作为 raise 时，前端及其导出器会在约五秒内退出"
+            "（除非设置 VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1）：抓取间隔更长的 Prometheus 看不到该发现，只会看到目标下线。"
+            "`kvscope exporter DIR` 可导出已结束的运行留下的数值。",
         ),
         then=Text(
             "Compare with the list of known defects of the host. If it is none of them, keep the run's folder and "

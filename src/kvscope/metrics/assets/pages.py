@@ -45,12 +45,35 @@ _COLON = Text(": ", "：")
 _FEEDER = Text("From", "来源")
 _REQUIRED = Text("Required by the monitoring design", "监控设计要求的指标")
 _ABSENT = Text("This version has no part that feeds it", "本版本没有提供该指标的部分")
+_UNFED = Text("; not yet: ", "；尚无：")
 _RECORDED = Text("Recording rules", "记录规则")
 _RECORDED_INTRODUCTION = Text(
     "Ratios must not be averaged and quantiles not be added. `{file}` divides sums, for each engine (`engine:`) and "
     "for all (`all:`).",
     "比率不能取平均，分位数不能相加。`{file}` 对总和做除法，分别针对每个引擎（`engine:`）与全部（`all:`）。",
 )
+_OWN = Text("Metrics of your own", "自定义指标")
+_OWN_INTRODUCTION = Text(
+    "A module named in `kv_output.extensions` registers functions whose values stand beside these, with the label "
+    "`engine` and no other. They are called once a `kv_monitor.scrape_interval`, each in a thread of its own, in the "
+    "exporter, in EngineCore or in every worker (`process`); one that raises or is slow is counted in "
+    '`hook_faults_total{hook="collectors"}` and removed after 16 faults. `help(kvscope.monitor.register_collector)` '
+    "has the rest.",
+    "在 `kv_output.extensions` 中列出的模块可以注册函数，其值与上述指标并列输出，只带标签 `engine`。"
+    "它们在每个 `kv_monitor.scrape_interval` 内各自在独立线程中调用一次，位置由 `process` 指定：导出器、EngineCore "
+    "或每个 worker；抛出异常或过慢的函数计入 "
+    '`hook_faults_total{hook="collectors"}`，达到 16 次后被移除。'
+    "其余说明见 `help(kvscope.monitor.register_collector)`。",
+)
+_OWN_EXAMPLE = """```python
+from kvscope.monitor import register_collector
+
+
+@register_collector(name="{prefix}held_ratio", metric_type="gauge", process="exporter")
+def held_ratio(ctx):
+    held = ctx.metrics.total("kv_blocks", state="held") or 0.0
+    return held / (ctx.metrics.total("kv_blocks") or 1.0)
+```"""
 _RUNBOOK_INTRODUCTION = Text(
     "One entry for every alert of `{file}`: what it means, where to look, what to do.",
     "`{file}` 中每个告警一节：含义、查看何处、如何处理。",
@@ -107,6 +130,12 @@ def _dictionary(language: Language, prefix: str) -> Iterator[str]:
     yield ""
     for rule in recording_rules():
         yield f"- `{rule.record.replace('@', prefix)}`{_said(_COLON, language)}{_said(rule.meaning, language)}"
+    yield ""
+    yield f"## {_said(_OWN, language)}"
+    yield ""
+    yield from _prose(_said(_OWN_INTRODUCTION, language), language)
+    yield ""
+    yield _OWN_EXAMPLE.replace("{prefix}", prefix)
 
 
 def _metric(metric: Metric, language: Language) -> Iterator[str]:
@@ -119,7 +148,7 @@ def _metric(metric: Metric, language: Language) -> Iterator[str]:
     comma = ", " if language == "en" else "，"
     yield from _prose(f"- {kind}{comma}{_said(_UNIT, language)} {metric.unit}{comma}{how}", language, "  ")
     if metric.labels:
-        yield from _fact(_LABELS, _label_text(metric), language)
+        yield from _fact(_LABELS, _label_text(metric, language), language)
     if metric.buckets:
         bounds = " ".join(f"{bound:g}" for bound in metric.buckets)
         yield from _fact(_BUCKETS, f"{bounds} +Inf", language)
@@ -131,12 +160,13 @@ def _metric(metric: Metric, language: Language) -> Iterator[str]:
         yield f"- {_said(_ABSENT, language)}"
 
 
-def _label_text(metric: Metric) -> str:
-    """Labels with their values; of many values the first and the last."""
+def _label_text(metric: Metric, language: Language) -> str:
+    """Labels with their values; of many values the first and the last. What nothing feeds is said apart."""
     said = []
     for label in metric.labels:
-        values = label.values if len(label.values) <= 12 else (*label.values[:3], "…", label.values[-1])
-        said.append(f"`{label.name}` ({', '.join(values)})")
+        values = label.fed if len(label.fed) <= 12 else (*label.fed[:3], "…", label.fed[-1])
+        later = f"{_said(_UNFED, language)}{', '.join(label.unfed)}" if label.unfed and metric.is_delivered else ""
+        said.append(f"`{label.name}` ({', '.join(values)}{later})")
     return "; ".join(said)
 
 

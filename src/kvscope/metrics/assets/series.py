@@ -73,5 +73,11 @@ def _problems_in_selector(metric: Metric, selector: str) -> Iterator[str]:
             continue
         if name not in labels:
             yield f"{metric.name} has no label {name}"
-        elif "~" not in matcher["how"] and value not in labels[name].values:
-            yield f"label {name} of {metric.name} is never {value!r}"
+            continue
+        for each in value.split("|") if "~" in matcher["how"] else [value]:
+            if not re.fullmatch(r"\w*", each):  # an expression whose values nobody can list
+                continue
+            if each not in labels[name].values:
+                yield f"label {name} of {metric.name} is never {each!r}"
+            elif each in labels[name].unfed and not matcher["how"].startswith("!"):
+                yield f"no process of this version emits {metric.name} with {name} {each!r}"

@@ -15,6 +15,10 @@ from kvscope.metrics.catalog import METRICS
     [
         '@kv_blocks{state="used"}',
         '@kv_blocks{engine="0", job="x", instance=~"a.*", state!="null"}',
+        '@kv_blocks{state=~"used|held"}',
+        '@kv_blocks{state=~"us.*"}',
+        '@pd_transfer_failures_total{cause="host_shutdown"}',
+        '@pd_transfer_failures_total{cause!="lease_expired"}',
         "rate(@pd_wait_seconds_bucket[5m])",
         "engine:@prefix_cache_hit_ratio:rate5m > 1",
     ],
@@ -33,6 +37,20 @@ def test_what_can_be_emitted_has_no_problem(expr: str) -> None:
         ("@recovery_seconds_count", "no process of this version emits recovery_seconds_count"),
         ('@kv_blocks{group="0"}', "kv_blocks has no label group"),
         ('@kv_blocks{state="full"}', "label state of kv_blocks is never 'full'"),
+        ('@kv_blocks{state=~"used|full"}', "label state of kv_blocks is never 'full'"),
+        ('@kv_blocks{state!~"full|used"}', "label state of kv_blocks is never 'full'"),
+        (
+            '@pd_transfer_failures_total{cause="submit_failed"}',
+            "no process of this version emits pd_transfer_failures_total with cause 'submit_failed'",
+        ),
+        (
+            'rate(@pd_transfer_failures_total{cause=~"aborted|lease_expired"}[5m])',
+            "no process of this version emits pd_transfer_failures_total with cause 'lease_expired'",
+        ),
+        (
+            '@guard_checks_total{check="T"}',
+            "no process of this version emits guard_checks_total with check 'T'",
+        ),
         ("all:@prefix_cache_hit_ratio:rate1h", "no rule records all:@prefix_cache_hit_ratio:rate1h"),
     ],
 )
@@ -44,6 +62,10 @@ def test_a_rule_over_a_part_that_does_not_exist_is_left_out_and_a_mistake_is_rai
     assert not emittable_in("rate(@recovery_seconds_bucket[5m])")
     with pytest.raises(ValueError, match="kv_blokcs"):
         emittable_in("@kv_blokcs")
+
+
+def test_a_rule_over_a_value_that_nothing_gives_yet_is_left_out() -> None:
+    assert not emittable_in('rate(@pd_transfer_failures_total{cause="submit_failed"}[5m])')
 
 
 def test_every_series_of_every_metric_is_known() -> None:

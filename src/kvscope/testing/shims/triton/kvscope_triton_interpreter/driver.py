@@ -7,6 +7,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from .haste import hasten_when_imported
+
+hasten_when_imported()
+
 
 class InterpreterDriver(DriverBase):
     @classmethod
