@@ -4,14 +4,18 @@
 
 A unit test fails while one of the files is not what this makes of the code. What a rule says about itself stands beside
 its function in ``checks``, what a record says in ``events``; only what holds for all of them is written here. What is
-made of the catalog of metrics is what ``kvscope assets export docs`` writes.
+made of the catalog of metrics is what ``kvscope assets export docs`` writes. The reasons are written in Chinese too,
+by ``reasons_zh.json``: English text -> Chinese text.
 """
 
 from __future__ import annotations
 
-import textwrap
+import json
 from collections.abc import Iterator
 from pathlib import Path
+
+from configuration_zh import TEXTS, Chinese
+from document_config import Language
 
 from kvscope.checks.catalog import RULES
 from kvscope.checks.rule import CHECKS, PART_OF_CHECK, Rule
@@ -23,40 +27,62 @@ from kvscope.settings import MonitorConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = ".venv/bin/python scripts/document_dictionaries.py"
-WIDTH = 120
+REASONS_ZH = Path(__file__).with_name("reasons_zh.json")
+CHINESE = Chinese(
+    json.loads(REASONS_ZH.read_text(encoding="utf-8")) | {text: TEXTS[text] for text in CHECKS.values()},
+    REASONS_ZH.name,
+)
+ENGLISH_PAGE = Language(
+    path=DOCS / "reasons.md",
+    link="English | [简体中文](reasons.zh-CN.md)",
+    text=str,
+    allowed=str,
+    colon=": ",
+    separator=". ",
+    wraps=True,
+)
+CHINESE_PAGE = Language(
+    path=DOCS / "reasons.zh-CN.md",
+    link="[English](reasons.md) | 简体中文",
+    text=CHINESE.text,
+    allowed=CHINESE.allowed,
+    colon="：",
+    separator="。",
+    wraps=False,
+)
 
 
 def documents() -> dict[Path, str]:
     """Every page, by its path."""
     generated = {DOCS / name: text for name, text in assets(MonitorConfig().prefix).items()}
-    return {DOCS / "reasons.md": _page(_reasons()), DOCS / "events.md": _page(_events()), **generated}
+    reasons = {page.path: _page(_reasons(page)) for page in (ENGLISH_PAGE, CHINESE_PAGE)}
+    return {**reasons, DOCS / "events.md": _page(_events()), **generated}
 
 
 def _page(lines: Iterator[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _prose(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
-
-
 # Reasons --------------------------------------------------------------------------------------------------------------
 
 
-def _reasons() -> Iterator[str]:
-    yield "# Reasons"
+def _reasons(language: Language) -> Iterator[str]:
+    say = language.text
+    yield f"# {say('Reasons')}"
     yield ""
-    yield from _prose(
-        f"What a finding (`kv.violation`) can say: {len(RULES)} reasons in {len(_delivered())} checks. Each compares "
-        "two sources that come from different objects, or holds one of them against an invariant that it must satisfy "
-        "alone. None of them proves anything about values in the cache or about what a kernel did on the device: "
-        "kvscope sees declarations, plans and the books of the block pool on the host. `kvscope rules REASON` prints "
-        "the same."
+    yield language.link
+    yield ""
+    yield from language.wrapped(
+        say(
+            "What a finding (`kv.violation`) can say: {reasons} reasons in {checks} checks. Each compares two sources "
+            "that come from different objects, or holds one of them against an invariant that it must satisfy alone. "
+            "None of them proves anything about values in the cache or about what a kernel did on the device: kvscope "
+            "sees declarations, plans and the books of the block pool on the host. `kvscope rules REASON` prints the "
+            "same."
+        ).format(reasons=len(RULES), checks=len(_delivered()))
     )
     yield ""
-    yield from _prose(
+    yield from language.prose(
         "Where several reasons fit one access the first of this order is reported, and the rest stand in `also`: "
         "outside the cache, null block, released or reserved, foreign, target or length."
     )
@@ -64,12 +90,11 @@ def _reasons() -> Iterator[str]:
         yield ""
         yield f"## {check}"
         yield ""
-        yield from _prose(
-            f"{CHECKS[check].capitalize()}. Part: `{PART_OF_CHECK[check]}`, whose action its findings take."
-        )
+        part = say("Part: `{part}`, whose action its findings take.").format(part=PART_OF_CHECK[check])
+        yield from language.wrapped(f"{say(CHECKS[check]).capitalize()}{language.separator}{part}")
         for rule in RULES.values():
             if rule.check == check:
-                yield from _reason(rule)
+                yield from _reason(rule, language)
 
 
 def _delivered() -> list[str]:
@@ -77,20 +102,23 @@ def _delivered() -> list[str]:
     return [check for check in CHECKS if check in found]
 
 
-def _reason(rule: Rule) -> Iterator[str]:
+def _reason(rule: Rule, language: Language) -> Iterator[str]:
+    say, title = language.text, language.text(rule.title)
     kind = "One source against an invariant" if rule.invariant else "Compares"
+    sources = say("{one}, with {other}.").format(one=say(rule.sources[0]), other=say(rule.sources[1]))
+    severity = f"{say('Severity')}{language.colon}{rule.severity}{language.separator.rstrip()}"
     yield ""
     yield f"### {rule.reason}"
     yield ""
-    yield from _prose(f"{rule.title[0].upper()}{rule.title[1:]}. Severity: {rule.severity}.")
+    yield from language.wrapped(f"{title[0].upper()}{title[1:]}{language.separator}{severity}")
     yield ""
     for name, text in (
-        ("Fires", rule.fires),
-        ("Silent", rule.silent),
-        (kind, f"{rule.sources[0]}, with {rule.sources[1]}."),
-        ("Does not prove", rule.proves_not),
+        ("Fires", say(rule.fires)),
+        ("Silent", say(rule.silent)),
+        (kind, sources),
+        ("Does not prove", say(rule.proves_not)),
     ):
-        yield from _prose(f"- **{name}**: {text}", "  ")
+        yield from language.wrapped(f"- **{say(name)}**{language.colon}{text}", hang=2)
 
 
 # Events ---------------------------------------------------------------------------------------------------------------
@@ -99,7 +127,7 @@ def _reason(rule: Rule) -> Iterator[str]:
 def _events() -> Iterator[str]:
     yield "# Events"
     yield ""
-    yield from _prose(
+    yield from ENGLISH_PAGE.prose(
         f"The records of a trace, `{SCHEMA}`: one JSON object a line, one file a process. `kvscope schema` prints the "
         "same, and with `--json` the JSON Schema that every record of this version is held against in the tests. "
         'Absent means "does not apply", `null` "applies, could not be observed", `[]` "observed, empty". Times are '

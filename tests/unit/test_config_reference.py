@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
@@ -20,22 +22,40 @@ SETTINGS = {row.path.removeprefix("additional_config."): row for key in describe
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("document_config", ROOT / "scripts" / "document_config.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "scripts"))  # as where a script is run
+    yield importlib.import_module("document_config")
+    sys.path.remove(str(ROOT / "scripts"))
 
 
-def test_the_page_is_what_the_code_makes_of_it(generator: ModuleType) -> None:
-    page = generator.PATH.read_text(encoding="utf-8")
-    assert page == generator.document(), f"docs/configuration.md is not up to date: run {generator.COMMAND}"
+def test_the_pages_are_what_the_code_makes_of_them(generator: ModuleType) -> None:
+    for language in generator.LANGUAGES:
+        page = language.path.read_text(encoding="utf-8")
+        assert page == generator.document(language), f"{language.path.name} is not up to date: run {generator.COMMAND}"
 
 
-def test_the_page_is_linked() -> None:
-    assert "(configuration.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+def test_no_text_lacks_its_translation_and_none_is_left_over(generator: ModuleType) -> None:
+    chinese = sys.modules["configuration_zh"]
+    generator.document(generator.LANGUAGES[1])
+    assert set(chinese.TEXTS) | set(chinese.ALLOWED) == generator.CHINESE.asked
+    with pytest.raises(LookupError, match="no translation of 'made up'"):
+        generator.CHINESE.text("made up")
+    with pytest.raises(LookupError, match="no translation of what is allowed: 'anything'"):
+        generator.CHINESE.allowed("anything")
+
+
+def test_the_chinese_page_is_in_chinese(generator: ModuleType) -> None:
+    page = generator.LANGUAGES[1].path.read_text(encoding="utf-8")
+    assert not re.search(r"[\u4e00-\u9fff][,:;(]", page), "half-width punctuation after a Chinese character"
+    told = [line for line in page.partition("```json")[0].splitlines() if line.startswith(("| `", "- `"))]
+    assert len(told) > 40
+    assert [line for line in told if not re.search(r"[\u4e00-\u9fff]", line)] == []
+
+
+def test_the_pages_are_linked() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "(configuration.md)" in listed
+    assert "(configuration.zh-CN.md)" in listed
 
 
 @pytest.mark.parametrize(("path", "row"), SETTINGS.items())

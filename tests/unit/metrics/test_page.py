@@ -14,7 +14,7 @@ import pytest
 from kvscope.metrics.exporter import Exporter, ExporterSettings
 from kvscope.metrics.families import Family
 from kvscope.metrics.page import page
-from unit.metrics.browser import Page, chromium
+from kvscope.testing.browser import Page, chromium
 from unit.metrics.support import collected, get, histogram, process
 
 
@@ -188,3 +188,13 @@ def test_it_tells_monitoring_that_is_off_from_an_exporter_that_fails_or_is_gone(
     browser.wait_for("document.body.dataset.state === 'live'")
     gaps = browser.value("engines.get('0')[0].raw[0].filter((value) => value === null).length")
     assert gaps >= 2, "a chart has no value for times at which there was none"
+
+
+def test_its_picture_stands_in_both_readmes_and_is_light() -> None:
+    root = Path(__file__).parents[3]
+    picture = root / "docs" / "images" / "live-page.png"
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 150_000
+    for name in ("README.md", "README.zh-CN.md"):
+        assert f"]({picture.relative_to(root)})" in (root / name).read_text(encoding="utf-8")

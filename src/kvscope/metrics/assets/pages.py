@@ -52,6 +52,28 @@ _RECORDED_INTRODUCTION = Text(
     "for all (`all:`).",
     "比率不能取平均，分位数不能相加。`{file}` 对总和做除法，分别针对每个引擎（`engine:`）与全部（`all:`）。",
 )
+_OWN = Text("Metrics of your own", "自定义指标")
+_OWN_INTRODUCTION = Text(
+    "A module named in `kv_output.extensions` registers functions whose values stand beside these, with the label "
+    "`engine` and no other. They are called once a `kv_monitor.scrape_interval`, each in a thread of its own, in the "
+    "exporter, in EngineCore or in every worker (`process`); one that raises or is slow is counted in "
+    '`hook_faults_total{hook="collectors"}` and removed after 16 faults. `help(kvscope.monitor.register_collector)` '
+    "has the rest.",
+    "在 `kv_output.extensions` 中列出的模块可以注册函数，其值与上述指标并列输出，只带标签 `engine`。"
+    "它们在每个 `kv_monitor.scrape_interval` 内各自在独立线程中调用一次，位置由 `process` 指定：导出器、EngineCore "
+    "或每个 worker；抛出异常或过慢的函数计入 "
+    '`hook_faults_total{hook="collectors"}`，达到 16 次后被移除。'
+    "其余说明见 `help(kvscope.monitor.register_collector)`。",
+)
+_OWN_EXAMPLE = """```python
+from kvscope.monitor import register_collector
+
+
+@register_collector(name="{prefix}held_ratio", metric_type="gauge", process="exporter")
+def held_ratio(ctx):
+    held = ctx.metrics.total("kv_blocks", state="held") or 0.0
+    return held / (ctx.metrics.total("kv_blocks") or 1.0)
+```"""
 _RUNBOOK_INTRODUCTION = Text(
     "One entry for every alert of `{file}`: what it means, where to look, what to do.",
     "`{file}` 中每个告警一节：含义、查看何处、如何处理。",
@@ -108,6 +130,12 @@ def _dictionary(language: Language, prefix: str) -> Iterator[str]:
     yield ""
     for rule in recording_rules():
         yield f"- `{rule.record.replace('@', prefix)}`{_said(_COLON, language)}{_said(rule.meaning, language)}"
+    yield ""
+    yield f"## {_said(_OWN, language)}"
+    yield ""
+    yield from _prose(_said(_OWN_INTRODUCTION, language), language)
+    yield ""
+    yield _OWN_EXAMPLE.replace("{prefix}", prefix)
 
 
 def _metric(metric: Metric, language: Language) -> Iterator[str]:

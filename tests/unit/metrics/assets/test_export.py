@@ -106,7 +106,7 @@ def test_panels_do_not_overlap() -> None:
 
 def test_no_file_keeps_the_placeholder_of_the_prefix() -> None:
     for name, text in assets("zz_").items():
-        assert "@" not in text, name
+        assert "@" not in text.replace("@register_collector(", ""), name
         assert PREFIX not in text, name
 
 
