@@ -177,6 +177,7 @@ def test_the_drill_ends_with_a_new_run_from_zero_and_the_alert_clears(
         with stopped_by_a_finding(runner, tmp_path, port, prometheus, {}) as (server, folder):
             loaded(server)
         code = server.process.wait(60)
+        until(lambda: bool(prometheus.firing("KvscopeEngineGone")), "that it is gone is no alert")
         seen = prometheus.total(f"count_over_time(({found} == 1)[1m:250ms])") or 0
         rows = prometheus.total(f"last_over_time({audited}[5m])")
         assert rows is not None
@@ -191,6 +192,7 @@ def test_the_drill_ends_with_a_new_run_from_zero_and_the_alert_clears(
             assert prometheus.total(found) == 0
             until(lambda: not prometheus.firing("KvscopeViolation"), "the alert does not clear", deadline_s=60)
             assert prometheus.total("up") == 1
+            assert not prometheus.firing("KvscopeEngineGone")
         kept = {family.name: family.samples for family in collect_run(folder)}
         assert sum(sample.value for sample in kept[found]) == 1
         assert again != folder

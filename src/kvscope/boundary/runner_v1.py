@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
-from .attention import LAYOUT, AttentionLayout, extents
+from .attention import LAYOUT, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
-from .graphs import graph_mode_of
+from .graphs import EAGER, GRAPH_MODE, graph_mode_of
 from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
@@ -134,7 +133,7 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
-    plan.graph_mode = graph_mode_of(runner)
+    plan.graph_mode = getattr(runner, GRAPH_MODE, EAGER)  # as graph_mode_of, which every step would call
     if views.context is not None:
         plan.context = context_of_v1(runner)
     return plan
@@ -142,19 +141,17 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
 
 def before_forward(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
     """``_model_forward`` is called with the forward context in place, for real batches only."""
-    if observer.awaits_operators:
-        context = sys.modules["vllm.forward_context"]._forward_context
-        batch = runner.input_batch
-        observer.on_operators(read_operators(runner.__dict__[LAYOUT], context, batch.num_reqs, observer.planned_tokens))
-
-
-def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens: int) -> OperatorArguments:
-    """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
+    if not observer.awaits_operators:
+        return
+    context = sys.modules["vllm.forward_context"]._forward_context
+    layout, rows, num_tokens = runner.__dict__[LAYOUT], runner.input_batch.num_reqs, observer.planned_tokens
     metadata, slots = context.attn_metadata, context.slot_mapping
     if isinstance(metadata, dict):
-        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
+        observer.on_operators(layout.arguments(metadata, slots, rows, num_tokens))
+        return
+    # Lists of both where the batch is cut into micro-batches (DBO).
     parts = extents(context.ubatch_slices, rows, num_tokens)
-    return layout.micro_batches(zip(metadata, slots, parts, strict=True))
+    observer.on_operators(layout.micro_batches(zip(metadata, slots, parts, strict=True)))
 
 
 def whole_plan(runner: Any) -> list[Any]:

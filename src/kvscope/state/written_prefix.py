@@ -142,11 +142,6 @@ class WrittenPrefix(BlockColumns):
         self._rows[self._tokens(block_ids, 0)[0], RESERVED] = 0
 
     @property
-    def is_pending(self) -> bool:
-        """Whether a step that was declared to write has not been confirmed."""
-        return bool(self._pending)
-
-    @property
     def pending_steps(self) -> Iterable[int]:
         """Steps that were declared to write and not confirmed, in their order."""
         return self._pending.keys()

@@ -92,6 +92,38 @@ OWN_ALERTS = (
         ),
     ),
     Alert(
+        name="KvscopeEngineGone",
+        severity="warning",
+        expr=f"count by ({ENGINE_BY}) (last_over_time(@kvscope_info[10m])) unless "
+        f"count by ({ENGINE_BY}) (@kvscope_info)",
+        wait="1m",
+        summary="Engine {engine} is not observed any more",
+        description="Engine {engine} of {instance} was scraped within the last ten minutes, and has not been for one.",
+        means=Text(
+            "The engine has ended, or its exporter is off or out of reach. With action raise this is how a finding "
+            "looks to a Prometheus that scrapes less often than every second: the exporter ends with its front end, "
+            "before the finding has been scraped. An engine that was ended on purpose looks the same.",
+            "引擎已结束，或其导出器已关闭、无法访问。动作为 raise 时，对抓取间隔超过一秒的 Prometheus 而言，"
+            "发现就是这个样子：导出器随前端退出，来不及被抓取。有意停止的引擎看起来也一样。",
+        ),
+        look=Text(
+            "`kvscope check DIR` and `kvscope top DIR` on the run's folder, which has the last values of every "
+            "process; the engine's log for KV_GUARD.",
+            "对该次运行的目录执行 `kvscope check DIR` 与 `kvscope top DIR`，其中保留了每个进程的最后数值；"
+            "并在引擎日志中查找 KV_GUARD。",
+        ),
+        then=Text(
+            "Restart it if nobody has: vLLM's server ends with exit code 0 when its engine has died, so that a "
+            "supervisor must restart it always and not on failure. The alert clears when the engine is back, or ten "
+            "minutes after it was last scraped.",
+            "若尚未重启则重启：引擎死亡时 vLLM 服务以退出码 0 结束，因此守护程序必须总是重启，而不能仅在失败时重启。"
+            "引擎恢复后，或最后一次抓取十分钟后，告警解除。",
+        ),
+        labels=_ENGINE,
+        fires=History({f'@kvscope_info{{{_OF},connector="none"}}': "1+0x22 _x40"}),
+        silent=History({f'@kvscope_info{{{_OF},connector="none"}}': "1+0x60"}),
+    ),
+    Alert(
         name="KvscopeNothingObserved",
         severity="warning",
         expr="absent(@kvscope_info)",
