@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
-from .attention import LAYOUT, extents
+from .attention import LAYOUT, AttentionLayout, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import EAGER, GRAPH_MODE, graph_mode_of
