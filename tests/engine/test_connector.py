@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from kvscope.analysis.replay import Replay
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, verdict_of
 from kvscope.events.schema import BoundaryRecord
+from kvscope.plugin import HUB
 from kvscope.testing import engine, selftest
 from kvscope.testing.faults import FAULTS, LOADING, SETTINGS, arm, occasion, workload
 from kvscope.testing.live import LiveTrace
@@ -109,35 +108,24 @@ def test_the_faults_of_a_connector_leave_an_engine_without_kvscope_in_order(runn
             assert workload(llm, max_tokens=4) == before, name
 
 
-_UNTOUCHED = """
-import sys
-from kvscope.testing.engine import apply_environment
-apply_environment(sys.argv[1])
-from kvscope.testing import engine
-from kvscope.testing.faults import LOADING
-from kvscope.plugin import HUB
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.core.sched.scheduler import Scheduler
-places = [(OffloadingConnector, "update_state_after_alloc")]
-places += [(Scheduler, "_build_kv_connector_meta"), (Scheduler, "_connector_finished")]
-def found():
-    return [vars(owner)[name] for owner, name in places]
-before = found()
-config = {"kv_trace": {"enabled": True}, "kv_output": {"dir": sys.argv[2], "log": "off"}}
-with engine.running(additional_config=config) as llm:
-    assert found() == before, "without a connector nothing of it is wrapped"
-with engine.running(additional_config=config, **LOADING) as llm:
-    assert all(now is not then for now, then in zip(found(), before))
-    engine.generate(llm, [[5, 6, 7]], 4)
-with engine.running(**LOADING) as llm:
-    assert all(now is then for now, then in zip(found(), before)), "off is untouched"
-    engine.generate(llm, [[5, 6, 7]], 4)
-print("untouched")
-"""
-
-
 @pytest.mark.once
 def test_a_connector_is_wrapped_only_where_it_is_watched(runner: engine.Runner, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _UNTOUCHED, runner, str(tmp_path)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.stdout.rstrip().endswith("untouched"), process.stdout[-1000:] + process.stderr[-3000:]
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def found() -> list[Any]:
+        places: list[tuple[type, str]] = [(OffloadingConnector, "update_state_after_alloc")]
+        places += [(Scheduler, "_build_kv_connector_meta"), (Scheduler, "_connector_finished")]
+        return [vars(owner)[name] for owner, name in places]
+
+    HUB.ledger.uninstall_all()
+    before = found()
+    config = {"kv_trace": {"enabled": True}, "kv_output": {"dir": str(tmp_path), "log": "off"}}
+    with engine.running(additional_config=config):
+        assert found() == before  # without a connector nothing of it is wrapped
+    with engine.running(additional_config=config, **LOADING) as llm:
+        assert all(now is not then for now, then in zip(found(), before, strict=True))
+        engine.generate(llm, [[5, 6, 7]], 4)
+    with engine.running(**LOADING) as llm:
+        assert all(now is then for now, then in zip(found(), before, strict=True))  # off is untouched
+        engine.generate(llm, [[5, 6, 7]], 4)

@@ -31,6 +31,19 @@ def ended_early(healthy: list[list[int]], tokens: list[list[int]]) -> list[str]:
     return [f"workload-0-{n}" for n, (a, b) in enumerate(zip(healthy, tokens, strict=True)) if len(b) < len(a)]
 
 
+def finish_reasons(llm: Any) -> dict[str, str | None]:
+    """Why each request ended, as its client is told, the last time that it ran; goes on with the engine."""
+    step, reasons = llm.llm_engine.step, {}
+
+    def noting() -> Any:
+        outputs = step()
+        reasons.update({output.request_id: output.outputs[0].finish_reason for output in outputs if output.finished})
+        return outputs
+
+    llm.llm_engine.step = noting
+    return reasons
+
+
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.long_v2)], ids=["sync", "async"])
 def test_only_who_is_named_ends_and_all_others_have_their_tokens(asynchronous: bool, tmp_path: Path, cell: Any) -> None:
     config = switched_on(tmp_path, "isolate", log="off")
@@ -40,13 +53,17 @@ def test_only_who_is_named_ends_and_all_others_have_their_tokens(asynchronous: b
         llm = stack.enter_context(engine.running(additional_config=config, async_scheduling=asynchronous, **ROOMY))
         judge = engine.scheduler(llm)._kvscope_observer
         trace = LiveTrace(llm)
+        told = finish_reasons(llm)
         healthy = workload(llm)
+        assert set(told.values()) == {"length"}
         for name in [*QUIET, *CRASHING]:
             trace.mark()
             with arm(name, after_steps=6) as injection:
                 tokens = workload(llm)
             assert injection.what is not None
             ended = ended_early(healthy, tokens)
+            # What a server answers with status 500.
+            assert ended == sorted(request for request, reason in told.items() if reason == "error")
             victim = str(injection.what["request_id"]).rpartition("-")[0]
             assert victim in ended
             assert len(ended) < len(healthy)
@@ -91,6 +108,7 @@ def test_in_processes_of_its_own_the_engine_goes_on(
     cell(f"multi-process, {parallel or 'one worker'}, isolate: {name} ended {len(ended)} of {len(healthy)}")
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.server
 def test_a_client_is_told_of_the_error_and_the_server_goes_on(runner: engine.Runner, tmp_path: Path) -> None:

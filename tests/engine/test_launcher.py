@@ -64,6 +64,7 @@ def test_a_server_answers_and_ends_cleanly_on_sigterm(plain_llm: Any, runner: en
         assert server.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, runner: engine.Runner) -> None:
     with pytest.raises(engine.ServerFailedError, match="no-such-option"):

@@ -247,18 +247,16 @@ class AttentionLayout:
         self.layers = [layers for layers in self.layers if layers.group_id in judged]
         self._unknown = {group_id: cause for group_id, cause in self._unknown.items() if group_id in judged}
 
-    def whole(self, rows: int, num_tokens: int) -> Extent:
-        """All of a batch; the object of the step before if that one was as large."""
-        if rows != self._whole.rows or num_tokens != self._whole.num_tokens:
-            self._whole = Extent(0, rows, 0, num_tokens, num_tokens)
-        return self._whole
-
-    def arguments(self, metadata: Layered, slots: Layered | None, extent: Extent) -> OperatorArguments:
-        """What all layers get in one forward; the very object of the step before if everything still lies there.
+    def arguments(self, metadata: Layered, slots: Layered | None, rows: int, num_tokens: int) -> OperatorArguments:
+        """What all layers get in one forward of a whole batch; the very object of the step before if everything still
+        lies there.
 
         ``slots`` is None where the forward has yet to be given its own. Raises KeyError for a layer that has no
         metadata or no slots: the host's own forward cannot run then. This runs in every step.
         """
+        extent = self._whole
+        if rows != extent.rows or num_tokens != extent.num_tokens:
+            extent = self._whole = Extent(0, rows, 0, num_tokens, num_tokens)
         places: list[Any] = [extent]
         lengths = starts = None
         try:

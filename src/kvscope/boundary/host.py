@@ -69,15 +69,12 @@ class WorkerObserver(Observer, Protocol):
     reads_host_tensors: bool
     reads_operators: bool
     planned_tokens: int
+    expects_no_plan: bool
+    awaits_operators: bool
+    due_result: str | None
 
     @property
     def reads_local_lengths(self) -> bool: ...
-
-    @property
-    def expects_no_plan(self) -> bool: ...
-
-    @property
-    def due_result(self) -> str | None: ...
 
     @property
     def is_warming_up(self) -> bool: ...
@@ -93,9 +90,6 @@ class WorkerObserver(Observer, Protocol):
     def on_local_lengths(self, lengths: LocalLengths | None) -> None: ...
 
     def on_plan_skipped(self, cause: str) -> None: ...
-
-    @property
-    def awaits_operators(self) -> bool: ...
 
     def on_operators(self, arguments: OperatorArguments) -> None: ...
 

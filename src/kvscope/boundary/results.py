@@ -6,7 +6,7 @@ from typing import Any
 
 from ..facts.requests import Declaration, StepResult
 from .connector import read_connector_result, read_taken_up, says_something
-from .scheduler import declaration_of
+from .scheduler import DECLARATION, declaration_of
 
 TRACE = "_kvscope_trace"
 """Attribute of a ModelRunnerOutput: the trace id of the step in which it was made. It travels back to EngineCore."""
@@ -18,9 +18,6 @@ _INNER = ("model_runner_output", "_model_runner_output")
 """Where an asynchronous output has the result that its ``get_output`` will return: V2 ``AsyncOutput`` and
 ``AsyncPoolingOutput``, V1 ``AsyncGPUModelRunnerOutput`` and ``AsyncGPUPoolingModelRunnerOutput``.
 """
-
-_in_order: list[list[int]] = [[]]
-"""``[0, 1, ..]`` of each length that was asked for: what a result's map leads to."""
 
 
 def read_result(output: Any, declaration: Declaration | None = None) -> StepResult | None:
@@ -46,12 +43,15 @@ def read_result(output: Any, declaration: Declaration | None = None) -> StepResu
     if declaration is None:
         return StepResult(request_ids=tuple(request_ids), sampled_tokens=counts)
     trace_id, loads = getattr(output, TRACE, ""), output.kv_connector_output
+    mapped, pooled = output.req_id_to_index, output.pooler_output
+    in_order = len(mapped) == number and list(map(mapped.get, request_ids)) == list(range(number))
+    are_whole = (not sampled or len(sampled) == number) and (not pooled or len(pooled) == number)
     return StepResult(
         request_ids=tuple(request_ids),
         sampled_tokens=counts,
         trace_id=trace_id if trace_id != declaration.trace_id and number else None,
-        rows=_rows(output.req_id_to_index, request_ids),
-        lengths=_lengths(number, sampled, output.pooler_output),
+        rows=None if in_order else dict(mapped),
+        lengths=None if are_whole else _lengths(sampled, pooled),
         load_failed=bool(loads is not None and (loads.invalid_block_ids or loads.failed_recving)),
     )
 
@@ -60,9 +60,10 @@ def mark(output: Any, trace_id: str) -> None:
     """Say in a worker's result in which step it was made. One without requests may be an object that all empty results
     share (``EMPTY_MODEL_RUNNER_OUTPUT``), and is left alone.
     """
-    result = output if hasattr(output, "req_ids") else _carrier(output)
-    if getattr(result, "req_ids", None):
-        setattr(result, TRACE, trace_id)
+    if not hasattr(output, "req_ids"):
+        output = _carrier(output)
+    if getattr(output, "req_ids", None):
+        setattr(output, TRACE, trace_id)
 
 
 def _carrier(output: Any) -> Any:
@@ -70,18 +71,7 @@ def _carrier(output: Any) -> Any:
     return next((inner for name in _INNER if (inner := getattr(output, name, None)) is not None), None)
 
 
-def _rows(mapped: dict[str, int], request_ids: list[str]) -> dict[str, int] | None:
-    number = len(request_ids)
-    while len(_in_order) <= number:
-        _in_order.append(list(range(len(_in_order))))
-    if len(mapped) == number and list(map(mapped.get, request_ids)) == _in_order[number]:
-        return None
-    return dict(mapped)
-
-
-def _lengths(number: int, sampled: Any, pooled: Any) -> dict[str, int] | None:
-    if (not sampled or len(sampled) == number) and (not pooled or len(pooled) == number):
-        return None
+def _lengths(sampled: Any, pooled: Any) -> dict[str, int]:
     lists = {"sampled_token_ids": sampled, "pooler_output": pooled}
     return {name: len(entries) for name, entries in lists.items() if entries}
 
@@ -94,7 +84,9 @@ def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
-    declaration = declaration_of(scheduler_output)
+    declaration = getattr(scheduler_output, DECLARATION, None)
+    if not isinstance(declaration, Declaration):
+        declaration = None
     transfers = getattr(output, "kv_connector_output", None)
     if transfers is not None and says_something(transfers):
         observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))

@@ -22,7 +22,7 @@ from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots,
 from .attention import LAYOUT, AttentionLayout, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
-from .graphs import graph_mode_of
+from .graphs import EAGER, GRAPH_MODE, graph_mode_of
 from .slots import as_slots, is_direct
 
 VIEWS = "_kvscope_views"
@@ -134,7 +134,7 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
         setattr(runner, VIEWS, views)
     batch = views.batch
     plan: Plan = views.plan_of(batch.req_ids[: batch.num_reqs], slots_by_group, num_tokens)
-    plan.graph_mode = graph_mode_of(runner)
+    plan.graph_mode = getattr(runner, GRAPH_MODE, EAGER)  # as graph_mode_of, which every step would call
     if views.context is not None:
         plan.context = context_of_v1(runner)
     return plan
@@ -152,7 +152,7 @@ def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens:
     """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
     metadata, slots = context.attn_metadata, context.slot_mapping
     if isinstance(metadata, dict):
-        return layout.arguments(metadata, slots, layout.whole(rows, num_tokens))
+        return layout.arguments(metadata, slots, rows, num_tokens)
     parts = extents(context.ubatch_slices, rows, num_tokens)
     return layout.micro_batches(zip(metadata, slots, parts, strict=True))
 

@@ -85,7 +85,7 @@ def after_metadata(observer: Any, model_state: Any, args: Any, kwargs: Any, resu
     if observer.awaits_operators and "ubatch_idx" not in kwargs:
         batch = args[0] if args else kwargs["input_batch"]
         layout = model_state.__dict__[LAYOUT]
-        observer.on_operators(layout.arguments(result, None, layout.whole(batch.num_reqs, batch.num_tokens)))
+        observer.on_operators(layout.arguments(result, None, batch.num_reqs, batch.num_tokens))
 
 
 def after_micro_batches(observer: Any, ubatch_runner: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -103,8 +103,8 @@ def after_forward(observer: Any, runner: Any, args: Any, kwargs: Any, result: An
     state = runner.execute_model_state
     if observer.awaits_operators and state is not None and state.attn_metadata is not None:
         layout = runner.__dict__[LAYOUT]
-        extent = layout.whole(state.input_batch.num_reqs, state.input_batch.num_tokens)
-        observer.on_operators(layout.arguments(state.attn_metadata, state.slot_mappings_by_layer, extent))
+        batch, slots = state.input_batch, state.slot_mappings_by_layer
+        observer.on_operators(layout.arguments(state.attn_metadata, slots, batch.num_reqs, batch.num_tokens))
 
 
 def _knows_lengths(runner: Any) -> bool:

@@ -59,13 +59,11 @@ def _new_as_declared(new: Any, declared: StepRequests) -> bool:
 
 
 def drafts_otherwise(scheduler_output: Any, declaration: Declaration) -> Drafts | None:
-    """The draft tokens of a SchedulerOutput as it arrived, None where they are as declared. Without any it costs
-    nothing. How many of them are invalid is filled in only where the scheduler has the output back from the worker
+    """The draft tokens of a SchedulerOutput as it arrived, None where they are as declared. How many of them are
+    invalid is filled in only where the scheduler has the output back from the worker
     (``update_draft_token_ids_in_output``).
     """
     drafts, invalid = scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_invalid_spec_tokens
-    if not (drafts or invalid or declaration.spec_tokens or declaration.invalid_spec_tokens):
-        return None
     received = Drafts(
         spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()},
         invalid_spec_tokens=dict(invalid or ()),
@@ -78,12 +76,15 @@ def declared_requests(scheduler_output: Any) -> StepRequests:
     """The same as own copies, made in one go on the step path (``StepRequests.copy`` says it in two)."""
     new = scheduler_output.scheduled_new_reqs
     cached = scheduler_output.scheduled_cached_reqs
+    blocks = cached.new_block_ids
     return StepRequests(
         new_ids=[request.req_id for request in new] if new else [],
         new_blocks=[tuple(map(list, request.block_ids)) for request in new] if new else [],
         new_computed=[request.num_computed_tokens for request in new] if new else [],
         cached_ids=cached.req_ids.copy(),
-        cached_blocks=[None if blocks is None else tuple(map(list, blocks)) for blocks in cached.new_block_ids],
+        cached_blocks=blocks.copy()
+        if blocks.count(None) == len(blocks)
+        else [None if of_one is None else tuple(map(list, of_one)) for of_one in blocks],
         cached_computed=cached.num_computed_tokens.copy(),
         resumed=set(cached.resumed_req_ids),
         scheduled=dict(scheduler_output.num_scheduled_tokens),
@@ -131,8 +132,7 @@ def before_schedule(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> No
 
 
 def after_schedule(observer: Any, scheduler: Any, args: Any, kwargs: Any, scheduler_output: Any) -> None:
-    step, trace_id = observer.next_step()
-    declaration = declare(scheduler, scheduler_output, step, trace_id)
+    declaration = declare(scheduler, scheduler_output, *observer.next_step())
     setattr(scheduler_output, DECLARATION, declaration)
     observer.on_schedule(declaration)
 

@@ -29,7 +29,6 @@ class HandedPlan:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.is_kept = False
         self.rows = 0
         self.groups_read = 0
         self._indices = [index for index, group in enumerate(topology.groups) if group.judged]
@@ -46,13 +45,10 @@ class HandedPlan:
         self._expanded: dict[int, tuple[bytes, bytes]] = {}
         self._unpaired: list[OperatorGroup] = []
 
-    def forget(self) -> None:
-        """There is no plan that anything could be held against."""
-        self.is_kept = False
-
-    def keep(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
+    def keep(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> bool:
         """Keep what has just been judged. ``agreed`` has the tables of the judged groups, if somebody kept them
-        already. A plan without rows, or in which a group is missing, is not kept: no forward can be made of it.
+        already. A plan without rows, or in which a group is missing, is not kept, and False: no forward can be made of
+        it.
         """
         kept = [plan.seq_lens.tobytes(), plan.query_start.tobytes()]
         widths = []
@@ -65,8 +61,7 @@ class HandedPlan:
             found = [plan.group(index, self.topology.groups[index].group_id) for index in self._indices]
             groups = [group for group in found if group is not None]
             if len(groups) < len(found) or not plan.request_ids:
-                self.forget()
-                return
+                return False
             for group, index in zip(groups, self._indices, strict=True):
                 width = self._read_blocks(plan, group, index)
                 tables = group.tables[: len(plan.request_ids), :width]
@@ -75,7 +70,8 @@ class HandedPlan:
         if widths != self._widths:
             self._widths, self._paired_plan = widths, None
         self._plan, self._groups, self._bytes = plan, groups, kept
-        self.is_kept, self.rows = True, len(plan.request_ids)
+        self.rows = len(plan.request_ids)
+        return True
 
     def _read_blocks(self, plan: Plan, group: GroupPlan, index: int) -> int:
         longest = int(plan.seq_lens.max(initial=1))

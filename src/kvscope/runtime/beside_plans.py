@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from ..checks.finding import Finding
-from ..facts.requests import Declaration, Drafts, StepRequests, Verification
-from ..sinks.kinds import WorkerInput
+from ..facts.requests import Declaration, Verification
 from ..state.bindings import Bindings
 from .block_work import BlockWorkFollower
 from .drafts import DraftFollower
@@ -16,7 +15,10 @@ from .run import Run
 class BesidePlans(ABC):
     """The part of a :class:`~kvscope.runtime.worker.WorkerJudge` that has no plan to look at.
 
-    ``_current`` is the step that is being launched, ``_result_of`` the one whose result is still to come.
+    ``_current`` is the step that is being launched, ``_result_of`` the one whose result is still to come, and
+    ``due_result`` its trace id. ``expects_no_plan``: slots and tables made now serve no declared step (warm-up,
+    profiling, an empty step). ``awaits_operators``: there is a plan that the arguments of a forward can be held
+    against. The boundary asks for these several times a step.
     """
 
     _current: Declaration | None
@@ -25,30 +27,14 @@ class BesidePlans(ABC):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self.expects_no_plan, self.awaits_operators = True, False
+        self.due_result: str | None = None
         self.drafts = DraftFollower(run)
         self.block_work = BlockWorkFollower(run)
 
     @abstractmethod
     def _report(self, findings: list[Finding], component: str, boundary: str) -> None:
         """Record findings, and act on them."""
-
-    @property
-    def due_result(self) -> str | None:
-        """The trace id of the step whose result has not been given back yet, None if it is not known."""
-        return self._result_of.trace_id if self._result_of is not None else None
-
-    def _put_input(
-        self, declaration: Declaration, received: StepRequests, drafts: Drafts | None, previous_step: int | None
-    ) -> None:
-        self._run.stream.put(
-            "worker_input",
-            WorkerInput(received=received, declared=declaration.requests, drafts=drafts, previous_step=previous_step),
-            component="worker",
-            boundary="worker_input",
-            step=declaration.step,
-            trace_id=declaration.trace_id,
-            approx_bytes=512 + declaration.requests.table_bytes,
-        )
 
     def expect_block_work(self, clears_by: str | None, copies_by: str | None) -> None:
         """The seams through which the runner tells what it clears and copies, None where it cannot."""

@@ -78,7 +78,8 @@ class DeferredJudge:
     """The observer of such a worker and its runner; ``judge`` is the one that is told later.
 
     Calls come from the thread that launches, but :meth:`settle` and :meth:`on_late_error` from whichever takes the
-    result. ``returns_results`` says whether somebody does.
+    result. ``returns_results`` says whether somebody does. ``expects_no_plan`` and ``due_result`` are about the step
+    that is being launched, of which the judge may know nothing yet.
     """
 
     reads_host_tensors = False
@@ -88,8 +89,8 @@ class DeferredJudge:
     def __init__(self, judge: WorkerJudge, run: Run, *, returns_results: bool) -> None:
         self.judge = judge
         self.has_begun = False
-        self._has_work = self._in_step = False
-        self._due_result: str | None = None
+        self.expects_no_plan, self._in_step = True, False
+        self.due_result: str | None = None
         self._waiting: deque[_Call] = deque()
         self._number = 0
         self._ordering = threading.Lock()
@@ -117,34 +118,24 @@ class DeferredJudge:
         return self.judge.reads_local_lengths
 
     @property
-    def expects_no_plan(self) -> bool:
-        """As of the step that is being launched, of which the judge may know nothing yet."""
-        return not self._has_work
-
-    @property
     def is_warming_up(self) -> bool:
         """Whether slots made now are those of requests that the worker has made up, before the first step."""
         return not (self._in_step or self.has_begun)
 
-    @property
-    def due_result(self) -> str | None:
-        """As of the step that is being launched."""
-        return self._due_result
-
     def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
-        self.has_begun, self._in_step, self._has_work = True, True, not declaration.is_empty
-        self._due_result = declaration.trace_id
+        self.has_begun, self._in_step, self.expects_no_plan = True, True, declaration.is_empty
+        self.due_result = declaration.trace_id
         kept = received if received is declaration.requests else received.copy()
         self._tell(self.judge.on_input, declaration, kept, drafts)
         self._hold_bounds()
 
     def on_input_without_declaration(self, received: StepRequests) -> None:
-        self._in_step, self._has_work, self._due_result = True, False, None
+        self._in_step, self.expects_no_plan, self.due_result = True, True, None
         self._tell(self.judge.on_input_without_declaration, received.copy())
         self._hold_bounds()
 
     def on_input_unobserved(self, received: StepRequests) -> None:
-        self._in_step, self._has_work, self._due_result = True, False, None
+        self._in_step, self.expects_no_plan, self.due_result = True, True, None
         self._tell(self.judge.on_input_unobserved, received.copy())
         self._hold_bounds()
 
@@ -162,7 +153,7 @@ class DeferredJudge:
         self._tell(self.judge.on_local_lengths, lengths)
 
     def on_launched(self) -> None:
-        self._in_step = self._has_work = False
+        self._in_step, self.expects_no_plan = False, True
         self._tell(self.judge.on_launched)
 
     def on_dummy(self, run: DummyRun) -> None:
@@ -199,7 +190,7 @@ class DeferredJudge:
         self._tell(self.judge.on_result, result)
 
     def on_native_error(self, boundary: str, error_type: str) -> None:
-        self._in_step = self._has_work = False
+        self._in_step, self.expects_no_plan = False, True
         self._tell(self.judge.on_native_error, boundary, error_type)
 
     def on_late_error(self, boundary: str, error_type: str) -> None:

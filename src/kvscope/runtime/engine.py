@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 from ..checks.finding import Finding
 from ..checks.judge import judge_advances, judge_bind, judge_lifecycle, judge_result
+from ..checks.results import result_agrees
 from ..errors import ViolationError
 from ..events.names import PLAIN, RequestNames
 from ..facts.allocator import PoolOperation
@@ -61,8 +63,8 @@ class EngineJudge:
         self.isolation, self.answers = isolation, isolation.control.answer
 
     def next_step(self) -> tuple[int, str]:
-        self._step += 1
-        return self._step, self._trace_prefix + str(self._step)
+        self._step = step = self._step + 1
+        return step, self._trace_prefix + str(step)
 
     def on_schedule_begin(self) -> None:
         if self._latched is not None or self._mailboxes or self._run.pending or self._posted:
@@ -90,11 +92,8 @@ class EngineJudge:
         return self._trace_prefix + str(operation.step)
 
     def on_schedule(self, declaration: Declaration) -> None:
-        self._declare(declaration)
-        self._is_seen = True
-
-    def _declare(self, declaration: Declaration) -> None:
-        run, requests, pool = self._run, declaration.requests, self.pool
+        """What the scheduler declares for a step. It counts as seen if nothing is raised."""
+        run, requests, pool, bindings = self._run, declaration.requests, self.pool, self._bindings
         self._scheduling = False
         if self._after_unseen:
             declaration.after_unseen = True
@@ -103,15 +102,21 @@ class EngineJudge:
             self._lifecycle.forgive()
         if pool is not None:
             pool.hand_over(declaration)
-        self._bindings.apply(requests)
-        is_doubtful = self._lifecycle.take(declaration)
-        if declaration.total_num_scheduled_tokens == 0:
+        lifecycle, ends_before = self._lifecycle, bindings.ends if bindings.is_steady else None
+        bindings.apply(requests)
+        total, budget = declaration.total_num_scheduled_tokens, declaration.token_budget
+        if bindings.is_steady and lifecycle.is_settled:
+            is_doubtful = total != len(bindings.ends) or (budget is not None and total > budget)
+        else:
+            is_doubtful = lifecycle.take(declaration, ends_before)
+        if total == 0:
             run.coverage.empty_steps += 1
             # Its word on who finished or was preempted, and on what the pool did until then, is needed to replay
             # the steps that follow.
             if not (requests.finished or requests.preempted or declaration.operations or is_doubtful):
                 if pool is not None and pool.declare(declaration):
                     self._record(declaration)
+                self._is_seen = True
                 return
         else:
             run.coverage.steps += 1
@@ -119,12 +124,16 @@ class EngineJudge:
         self._record(declaration)
         if pool is not None:
             pool.declare(declaration)
-        if declaration.spec_tokens or self._advances.follows:
+        if declaration.spec_tokens or self._advances.is_following:
             wrong = self._advances.declare(declaration)
             if wrong:
                 run.report(judge_advances(declaration, wrong, run.parts), "scheduler", "schedule")
-        if not (is_doubtful or self._bindings.doubtful or declaration.zero_blocks or declaration.copies):
-            return
+        if is_doubtful or bindings.doubtful or declaration.zero_blocks or declaration.copies:
+            self._look_at(declaration, is_doubtful)
+        self._is_seen = True
+
+    def _look_at(self, declaration: Declaration, is_doubtful: bool) -> None:
+        run, pool = self._run, self.pool
         ledger = pool.ledger if pool is not None and pool.lost is None else None
         findings = judge_bind(declaration, self._bindings, run.parts, ledger)
         if is_doubtful:
@@ -134,7 +143,7 @@ class EngineJudge:
             self._refuse_fatal(findings)
 
     def _record(self, declaration: Declaration) -> None:
-        self._after_unseen = False
+        requests, self._after_unseen = declaration.requests, False
         self._run.stream.put(
             "bind",
             declaration,
@@ -142,7 +151,7 @@ class EngineJudge:
             boundary="schedule",
             step=declaration.step,
             trace_id=declaration.trace_id,
-            approx_bytes=256 * len(declaration.requests.scheduled) + declaration.requests.table_bytes,
+            approx_bytes=256 * len(requests.scheduled) + (0 if self._bindings.is_steady else requests.table_bytes),
         )
 
     def observe_connector(self) -> None:
@@ -190,10 +199,13 @@ class EngineJudge:
                 trace_id=declaration.trace_id,
                 approx_bytes=64 * len(result.request_ids),
             )
-            self._lifecycle.confirm(declaration, result)
+            if declaration.spec_tokens or result.load_failed:
+                self._lifecycle.confirm(declaration, result)
             if declaration.total_num_scheduled_tokens:
-                run.coverage.answer(step)
-                self._judge_result(declaration, result)
+                coverage = run.coverage
+                coverage.steps_answered, coverage.last_answered_step = coverage.steps, step
+                if result.trace_id is not None or not result_agrees(declaration, result):
+                    self._judge_result(declaration, result)
                 if self.pool is not None:
                     self.pool.confirm(declaration, result)
                 if declaration.spec_tokens:
@@ -201,7 +213,8 @@ class EngineJudge:
         if self._latched is not None or self._mailboxes or run.pending or self._posted:
             self._act_if_due(step)
         self._told_before = len(run.pending)
-        run.cover("scheduler", "update_from_output")
+        if monotonic() >= run.coverage_due:
+            run.cover("scheduler", "update_from_output")
 
     def _judge_result(self, declaration: Declaration, result: StepResult) -> None:
         if result.trace_id == "":

@@ -16,35 +16,35 @@ LOST = "allocator_gap"
 class PoolFollower:
     """What a worker knows of the pool. Once an operation is missing it knows nothing: ``sides`` is then two times None,
     the checks that need the pool are counted as skipped, and all others go on. ``doubtful``: the rules have to look at
-    the step, however well its plan agrees with its declaration.
+    the step, however well its plan agrees with its declaration. ``seen`` counts the operations, None: one is missing.
     """
 
     def __init__(self, run: Run, topology: Topology, bindings: Bindings) -> None:
         self._run = run
         self._ledger = BlockLedger(topology.num_blocks, topology.null_block_id)
         self._legality = Legality(topology, self._ledger, bindings)
-        self._seen: int | None = 0
         self.doubtful = False
+        self.seen: int | None = 0
 
     @property
     def sides(self) -> tuple[BlockLedger, Legality] | tuple[None, None]:
         """The ledger and what is illegal by it."""
-        return (None, None) if self._seen is None else (self._ledger, self._legality)
+        return (None, None) if self.seen is None else (self._ledger, self._legality)
 
     def take(self, declaration: Declaration) -> None:
         """Take over the operations that led to a declaration, before it is bound."""
-        if self._seen is None or declaration.operations_before != self._seen:
-            self._seen, self.doubtful = None, False
+        if self.seen is None or declaration.operations_before != self.seen:
+            self.seen, self.doubtful = None, False
             return
         operations = declaration.operations
         if operations:
             for operation in operations:
                 self._legality.take(operation)
-            self._seen += len(operations)
+            self.seen += len(operations)
 
     def advance(self, declaration: Declaration) -> None:
         """The declaration is bound."""
-        if self._seen is not None:
+        if self.seen is not None:
             legality = self._legality
             if legality.advance(declaration):
                 legality.end_finished()

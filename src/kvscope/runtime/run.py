@@ -90,7 +90,7 @@ class Run:
         self._versions = versions
         self._folds = FindingFolds()
         self._state_due = 0.0
-        self._coverage_due = 0.0
+        self.coverage_due = 0.0
 
     @property
     def allocator_faults(self) -> list[int]:
@@ -118,7 +118,7 @@ class Run:
     @cached_property
     def stream(self) -> Stream:
         """Where records go; made on first use, so that a process which has nothing to say makes no file."""
-        self._coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
+        self.coverage_due = monotonic() + COVERAGE_INTERVAL_SECONDS
         return (QuietStream if self.config.only_counts else Stream)(
             Path(self.config.output.dir),
             self.run_id,
@@ -285,8 +285,8 @@ class Run:
     def cover(self, component: str, boundary: str, *, now: bool = False) -> None:
         """Write kv.coverage if it is due, or at once."""
         time = monotonic()
-        if now or time >= self._coverage_due:
-            self._coverage_due = time + COVERAGE_INTERVAL_SECONDS
+        if now or time >= self.coverage_due:
+            self.coverage_due = time + COVERAGE_INTERVAL_SECONDS
             self.stream.put("coverage", self._coverage(), component=component, boundary=boundary)
 
     def native_error(self, error_type: str, *, component: str, boundary: str, after_step: int | None = None) -> None:

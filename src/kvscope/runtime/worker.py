@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..checks.agreement import agreed_plan
+from ..checks.agreement import Agreement
 from ..checks.context_parallel import ContextView
 from ..checks.finding import Finding
 from ..checks.handed import HandedPlan
@@ -20,6 +20,7 @@ from ..facts.plans import AgreedGroup, AgreedPlan, DummyRun, Plan, PlanSnapshot
 from ..facts.requests import Declaration, Drafts, StepRequests, StepResult
 from ..facts.topology import Ranks, Topology
 from ..logs import say
+from ..sinks.kinds import WorkerInput
 from ..state.batches import BatchTable
 from ..state.bindings import Bindings
 from ..state.blocks import BlockLedger
@@ -55,10 +56,9 @@ class WorkerJudge(BesidePlans):
         self._pool: PoolFollower | None = None
         self._context: ContextWatch | None = None
         self._groups: list[BatchTable] = []
-        self._followers: list[Follower] = []
+        self._agreement: Agreement | None = None
         self._kept_groups: Sequence[AgreedGroup | None] = []  # what several steps share is queued with the first
         self._judged_groups = 0
-        self._computed_of: dict[str, int] = {}
         self._unjudged_kinds: list[str] = []
         self.reads_operators = False
         self._handed: HandedPlan | None = None  # what operators are held against; None where nobody asks for it
@@ -85,19 +85,10 @@ class WorkerJudge(BesidePlans):
         self._unjudged_kinds = [group.kind for group in topology.groups if not group.judged]
         self._judged_groups = len(judged)
         self._groups = [BatchTable(self._bindings, index) for index in judged]
-        self._followers = [Follower(self._bindings, index) for index in judged]
+        followers = [Follower(self._bindings, index) for index in judged]
+        self._agreement = Agreement(self._bindings, followers) if judged else None
         self._kept_groups = [None] * len(judged)
         self._handed = HandedPlan(topology) if judged and "kv_trace" in self._run.parts else None
-
-    @property
-    def expects_no_plan(self) -> bool:
-        """Whether slots and tables made now serve no declared step: warm-up, profiling, an empty step."""
-        return self._current is None or not self._current.total_num_scheduled_tokens
-
-    @property
-    def awaits_operators(self) -> bool:
-        """Whether there is a plan that the arguments of a forward can be held against."""
-        return self._handed is not None and self._handed.is_kept
 
     @property
     def is_warming_up(self) -> bool:
@@ -105,26 +96,40 @@ class WorkerJudge(BesidePlans):
         return self._bindings is not None and not self._in_step and not self._last_step
 
     def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
-        self._in_step = True
-        if self._bindings is None:
+        self._in_step, bindings = True, self._bindings
+        if bindings is None:
             return
         run, declared, pool, step = self._run, declaration.requests, self._pool, declaration.step
         previous = None if self._next_step is None or step == self._next_step else self._next_step - 1
         self._next_step = step + 1 if previous is None else max(step, previous) + 1
-        if pool is not None:
+        if pool is not None and (declaration.operations or declaration.operations_before != pool.seen):
             pool.take(declaration)
-        self._bindings.apply(declared)
+        bindings.apply(declared)
         if pool is not None:
             pool.advance(declaration)
-        self._computed_of = declared.computed()
         self._current = self._result_of = declaration
-        self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
+        self.due_result = declaration.trace_id
+        self.expects_no_plan = self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
         self._last_step = step
         run.coverage.handovers += len(declared.scheduled)
         as_declared = drafts is None and (received is declared or received == declared)
-        if not (is_empty and as_declared and previous is None):
-            self._put_input(declaration, declared if as_declared else received.copy(), drafts, previous)
-        if not (as_declared and previous is None):
+        is_as_it_should_be = as_declared and previous is None
+        if not (is_empty and is_as_it_should_be):
+            run.stream.put(
+                "worker_input",
+                WorkerInput(
+                    received=declared if as_declared else received.copy(),
+                    declared=declared,
+                    drafts=drafts,
+                    previous_step=previous,
+                ),
+                component="worker",
+                boundary="worker_input",
+                step=step,
+                trace_id=declaration.trace_id,
+                approx_bytes=512 + (0 if bindings.is_steady else declared.table_bytes),
+            )
+        if not is_as_it_should_be:
             findings = judge_handover(declaration, received, run.parts, drafts=drafts, previous_step=previous)
             self._report(findings, "worker", "worker_input")
 
@@ -141,7 +146,8 @@ class WorkerJudge(BesidePlans):
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
         self._in_step = True
-        self._current = self._result_of = self._next_step = None
+        self._current = self._result_of = self._next_step = self.due_result = None
+        self.expects_no_plan = True
         self.drafts.lose()
         self._skip(cause, len(received.scheduled))
         if self._bindings is not None:
@@ -159,23 +165,26 @@ class WorkerJudge(BesidePlans):
             self._skip(cause, len(self._current.requests.scheduled))
             self.drafts.lose()
             self._run.coverage.miss_plan(self._current.step)
-        self._current = None
+        self._current, self.expects_no_plan = None, True
         self._let_go()
 
     def _let_go(self) -> None:
         """The forward is over, or there was none."""
-        handed = self._handed
-        if handed is not None and handed.is_kept:
+        if self.awaits_operators and self._handed is not None:
+            self.awaits_operators = False
             if not self._operators_seen:
-                self._run.coverage.skipped["C1", "no_operator_arguments"] += handed.rows
-            handed.forget()
+                self._run.coverage.skipped["C1", "no_operator_arguments"] += self._handed.rows
 
     def on_launched(self) -> None:
-        current = self._current
-        self._let_go()
-        self._leave()
+        current, in_step, self._in_step = self._current, self._in_step, False
+        if not in_step:
+            self._next_step = None
         if self._accounted:
-            self._current = None
+            self._current, self.expects_no_plan = None, True
+            if self._operators_seen:
+                self.awaits_operators = False
+            else:
+                self._let_go()
         else:
             self._end_step("no_plan")
         if current is not None and (current.zero_blocks or current.copies) and self._bindings is not None:
@@ -202,44 +211,40 @@ class WorkerJudge(BesidePlans):
             return
         if self._context is not None and not self._knows_where_it_stands(self._context, plan, declaration):
             return
-        self._look_beside(plan, declaration, bindings)
-        if not (self._spell_tables or (self._pool is not None and self._pool.doubtful)):
-            agreed = agreed_plan(plan, declaration, self._computed_of, bindings, self._followers)
-            if agreed is not None:
-                self._accounted = True
-                tables_bytes = 0
-                for group, before in zip(agreed.groups, self._kept_groups, strict=True):
-                    if group is not before:
-                        tables_bytes += len(group.tables)
-                self._kept_groups = agreed.groups
-                self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
-                if self.reads_operators:
-                    self._hand_over(plan, agreed.groups)
-                return
-        findings = judge_batch(declaration, plan, run.parts) + self._judge_rows(plan, declaration, bindings)
-        if findings:
-            self._report(findings, "runner", "plan")
-            if any(finding.launch_fatal and run.acts_on(finding) for finding in findings):
-                self._refuse(findings, plan)
-        if self.reads_operators:
-            self._hand_over(plan)
-
-    def _look_beside(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> None:
-        """At what a plan has beside slots and tables that count."""
         if declaration.spec_tokens or self.drafts.advances is not None:
             self._report(self.drafts.plan(declaration, plan), "runner", "plan")
-        if self._tails.is_due():
-            self._tails.take(plan, bindings, self._run.coverage.tail_entries)
-
-    def _hand_over(self, plan: Plan, agreed: Sequence[AgreedGroup] | None = None) -> None:
-        if self._handed is not None:
-            self._handed.keep(plan, agreed)
+        tails = self._tails
+        tails.plans_left -= 1
+        if not tails.plans_left:
+            tails.take(plan, bindings, run.coverage.tail_entries)
+        pool, agreement, kept = self._pool, self._agreement, None
+        if agreement is not None and not (self._spell_tables or (pool is not None and pool.doubtful)):
+            agreed = agreement.of(plan, declaration)
+            if agreed is not None:
+                self._accounted, kept = True, agreed.groups
+                tables_bytes = 0
+                for group, before in zip(kept, self._kept_groups, strict=True):
+                    if group is not before:
+                        tables_bytes += len(group.tables)
+                self._kept_groups = kept
+                self._record(agreed, len(agreed.request_ids), plan.num_tokens, tables_bytes)
+        if kept is None:
+            self._judge_in_full(plan, declaration, bindings)
+        if self.reads_operators and self._handed is not None:
+            self.awaits_operators = self._handed.keep(plan, kept)
             self._operators_seen, self.planned_tokens = False, plan.num_tokens
+
+    def _judge_in_full(self, plan: Plan, declaration: Declaration, bindings: Bindings) -> None:
+        findings = judge_batch(declaration, plan, self._run.parts) + self._judge_rows(plan, declaration, bindings)
+        if findings:
+            self._report(findings, "runner", "plan")
+            if any(finding.launch_fatal and self._run.acts_on(finding) for finding in findings):
+                self._refuse(findings, plan)
 
     def on_operators(self, arguments: OperatorArguments) -> None:
         """What the operators of the step's forward get; a second time where more of it is known."""
         handed, run, current = self._handed, self._run, self._current
-        if handed is None or current is None or not handed.is_kept:
+        if handed is None or current is None or not self.awaits_operators:
             return
         doubtful = handed.doubtful(arguments)
         if not self._operators_seen:
@@ -324,7 +329,7 @@ class WorkerJudge(BesidePlans):
             self._report(findings, "runner", "dummy")
 
     def on_result(self, result: StepResult | None) -> None:
-        declaration, self._result_of = self._result_of, None
+        declaration, self._result_of, self.due_result = self._result_of, None, None
         if declaration is None or result is None or not declaration.total_num_scheduled_tokens:
             return
         if declaration.spec_tokens:

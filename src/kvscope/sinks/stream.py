@@ -85,6 +85,8 @@ class Stream:
         self._queue_records = output.queue_records
         self._queue_bytes = output.queue_bytes
         self._accepting = True
+        # With less than this waiting a fact goes into the queue, and nobody is woken. Nothing does once it is closed.
+        self._calm_records, self._calm_bytes = output.queue_records >> 1, output.queue_bytes >> 1
         self._lock = threading.Lock()  # producers only
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._entered = 0
@@ -118,25 +120,29 @@ class Stream:
         # In the order of `kinds.Entry`.
         entry = (kind, fact, component, boundary, step, after_step, trace_id, approx_bytes, monotonic_ns())
         with self._lock:
-            weight = self._weights[kind]
-            self._produced += weight
-            self._cells[C_PRODUCED] = self._produced
-            writer = self._writer
-            waiting_bytes = self._entered_bytes - writer.done_bytes + approx_bytes
-            queue = self._queue
-            waiting = len(queue)
-            if not self._accepting:
-                self._drop("closed", weight)
-            elif waiting >= self._queue_records:
-                self._drop("queue_records", weight)
-            elif waiting_bytes > self._queue_bytes:
-                self._drop("queue_bytes", weight)
-            else:
+            self._cells[C_PRODUCED] = self._produced = self._produced + self._weights[kind]
+            queue, entered_bytes = self._queue, self._entered_bytes + approx_bytes
+            if len(queue) < self._calm_records and entered_bytes - self._writer.done_bytes <= self._calm_bytes:
                 self._entered += 1
-                self._entered_bytes += approx_bytes
+                self._entered_bytes = entered_bytes
                 queue.append(entry)
-                if waiting_bytes > self._queue_bytes >> 1 or waiting >= self._queue_records >> 1:
-                    writer.wake()
+            else:
+                self._squeeze_in(entry, self._weights[kind], approx_bytes)
+
+    def _squeeze_in(self, entry: tuple[Any, ...], weight: int, approx_bytes: int) -> None:
+        """The stream has been closed, or much is waiting: the fact is dropped or the writer woken. Under the lock."""
+        waiting_bytes = self._entered_bytes - self._writer.done_bytes + approx_bytes
+        if not self._accepting:
+            self._drop("closed", weight)
+        elif len(self._queue) >= self._queue_records:
+            self._drop("queue_records", weight)
+        elif waiting_bytes > self._queue_bytes:
+            self._drop("queue_bytes", weight)
+        else:
+            self._entered += 1
+            self._entered_bytes += approx_bytes
+            self._queue.append(entry)
+            self._writer.wake()
 
     def _drop(self, cause: str, weight: int) -> None:
         if weight == 0:
@@ -192,7 +198,7 @@ class Stream:
         with self._lock:
             if not self._accepting:
                 return
-            self._accepting = False
+            self._accepting, self._calm_records = False, -1
         self._writer.close(timeout_s)
         atexit.unregister(self.close)
         if self._finalizer is not None:
@@ -252,7 +258,7 @@ class Stream:
 
     def abandon(self) -> None:
         """In a forked child: this stream is the parent's, and nothing of it may be touched from here."""
-        self._accepting = False
+        self._accepting, self._calm_records = False, -1
         self._lock = threading.Lock()
         self._cells = private_cells()
         self._queue = deque()

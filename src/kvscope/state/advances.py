@@ -75,15 +75,13 @@ class Advances:
 
 
 class DeclaredAdvances:
-    """Follows what a scheduler declares, from the first draft on: without drafts it costs nothing."""
+    """Follows what a scheduler declares, from the first draft on: without drafts it costs nothing. ``is_following``
+    says whether there has been one.
+    """
 
     def __init__(self) -> None:
+        self.is_following = False
         self._advances: Advances | None = None
-
-    @property
-    def follows(self) -> bool:
-        """Whether there has been a draft."""
-        return self._advances is not None
 
     def declare(self, declaration: Declaration) -> list[Advance]:
         """Take over a declaration; the requests that do not begin where they must.
@@ -95,6 +93,7 @@ class DeclaredAdvances:
             if not declaration.spec_tokens:
                 return []
             advances = self._advances = Advances()
+            self.is_following = True
         if requests.finished or requests.preempted:
             advances.forget((*requests.finished, *requests.preempted))
         ids, starts, fresh = requests.cached_ids, requests.cached_computed, requests.resumed

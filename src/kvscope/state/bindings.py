@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from operator import add, gt
+from operator import add, sub
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,11 @@ class Bindings:
     change of a table or of who has one. The arrays are brought up to date when somebody looks at them: a step takes
     over a few Python numbers, and most steps need no more.
 
-    ``went_on`` says that the step that was taken over last has exactly the requests of the one before.
+    ``went_on`` says that the step that was taken over last has exactly the requests of the one before, and
+    ``is_steady`` that each of them goes on by one token from where that one left it, as a batch that decodes does. Who
+    follows declarations then knows all about this one. ``ends`` are the tokens of its requests after it, in the order
+    of ``cached_ids`` (a list that does not change); after another step than ``went_on`` they mean nothing. ``applied``
+    counts the steps that were taken over.
 
     ``doubtful`` says, where ``doubts`` were asked for, whether the rules about declarations have to look at the step
     that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool, is
@@ -62,12 +66,15 @@ class Bindings:
     def __init__(self, topology: Topology, *, doubts: bool = False) -> None:
         self.topology = topology
         self.doubtful = False
-        self.went_on = False
+        self.went_on = self.is_steady = False
+        self.applied = 0
+        self.ends: list[int] = []
         self.version = 0
         self.partial: set[str] = set()
         self._doubts = doubts
-        self._limits: list[int] = []
-        self._limits_version = -1
+        self._ones: dict[str, int] | None = None
+        self._room_tokens = 0
+        self._room_version = -1
         self._live: dict[str, Table] = {}
         self._bound: dict[tuple[str, ...], list[Table] | None] = {}
         self._stale: dict[int, Table] = {}
@@ -129,7 +136,8 @@ class Bindings:
         """
         if self._holders:
             self._holders.clear()
-        self.went_on = False
+        self.applied += 1
+        self.went_on = self.is_steady = False
         before = self._unsettled
         if before is not None:
             if not before.new_ids and before.cached_ids == requests.cached_ids and self._go_on(requests):
@@ -160,28 +168,41 @@ class Bindings:
             if computed + scheduled.get(request_id, 0) > table.capacity_tokens:
                 doubtful = True
         self.doubtful = doubtful
-        self._limits_version = -1
+        self._ones, self._room_version = None, -1
         self._unsettled = requests
 
     def _go_on(self, requests: StepRequests) -> bool:
         """:meth:`apply` for a step that has the same requests as the one before; False where it is not that simple."""
         if requests.new_ids or requests.resumed or requests.finished or requests.preempted:
             return False
-        live, deltas, doubtful = self._live, requests.cached_blocks, False
+        ids, computed, deltas, doubtful = requests.cached_ids, requests.cached_computed, requests.cached_blocks, False
         if deltas.count(None) != len(deltas):
-            for request_id, delta in zip(requests.cached_ids, deltas, strict=True):
+            live = self._live
+            for request_id, delta in zip(ids, deltas, strict=True):
                 if delta is not None and self._append(live[request_id], delta):
                     doubtful = True
+        if requests.scheduled == self._ones and computed == self.ends:
+            self.is_steady = True
+            self.ends = list(map(add, computed, repeat(1)))
+            self._room_tokens -= 1
+        else:
+            scheduled = list(map(requests.scheduled.get, ids, repeat(0)))
+            self._ones = requests.scheduled if scheduled.count(1) == len(ids) == len(requests.scheduled) else None
+            self.ends = list(map(add, computed, scheduled))
+            self._room_version = -1
         if self._doubts:
-            if self._limits_version != self.version:
-                self._limits = [live[request_id].capacity_tokens for request_id in requests.cached_ids]
-                self._limits_version = self.version
-            tokens = map(add, requests.cached_computed, map(requests.scheduled.get, requests.cached_ids, repeat(0)))
-            doubtful |= any(map(gt, tokens, self._limits))
+            if self._room_version != self.version:
+                self._room_tokens, self._room_version = self._room(ids), self.version
+            doubtful |= self._room_tokens < 0
         self.doubtful = doubtful
         self.went_on = True
         self._unsettled = requests
         return True
+
+    def _room(self, request_ids: Sequence[str]) -> int:
+        """How many tokens the request that is closest to the end of its blocks may still go on by."""
+        limits = [self._live[request_id].capacity_tokens for request_id in request_ids]
+        return min(map(sub, limits, self.ends), default=_UNLIMITED)
 
     def rows_of(self, request_ids: Sequence[str]) -> npt.NDArray[np.intp]:
         """Row of each request, ``intp [n]``; -1 for one that has no table.

@@ -67,6 +67,8 @@ def compare_queue(free_ids: Ids, ref_counts: Counts, *, first: int, null: int, n
     for offset in np.flatnonzero(times[first : first + len(due)] != due).tolist():
         block = first + offset
         yield Difference(kind=FREE_QUEUE, block_id=block, ours=int(due[offset]), host=int(times[block]))
+    if not outside.any():
+        return
     for block, count in zip(*(part.tolist() for part in np.unique(queued[outside], return_counts=True)), strict=True):
         yield Difference(kind=FREE_QUEUE, block_id=block, ours=0, host=count)
 

@@ -68,10 +68,6 @@ class Coverage:
             self._rows_before, self.without_plan, self.last_plan_step = self.rows, 0, step - 1
         self.without_plan += 1
 
-    def answer(self, step: int) -> None:
-        """The result of a step has come in."""
-        self.steps_answered, self.last_answered_step = self.steps, step
-
     def stalled(self) -> tuple[int | None, int | None]:
         """The step at which the plan's seam last fired and that of the results, each if it stands still."""
         no_plan = self.without_plan >= STALLED_STEPS and self.rows == self._rows_before

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
-from operator import add, floordiv, ge
+from operator import add, floordiv, ge, mul, sub
 from struct import Struct
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ class Follower:
         self._offsets = np.arange(self.group.block_size)
         # The batch that was agreed to last, and what its rows were found to have; without tables there is none.
         self._tables: list[Table] | None = None
+        self._room_tokens = 0
         self._needed: list[int] = []
         self._skipped: list[int] = []
         self._counted: list[int] = []
@@ -78,13 +79,35 @@ class Follower:
             skipped = [0] * len(needed)
         else:
             skipped = first_visible_block(self.group, np.array(computed, np.int64)).tolist()
+        # Until one of its rows needs another block nothing of a batch changes but its slots; a window moves, too.
+        windowed = self.group.visible_tokens is not None
+        self._room_tokens = 0 if windowed else min(map(sub, map(mul, needed, repeat(size)), seq_lens), default=0)
         same_rows = lengths is None and tables is self._tables and skipped == self._skipped
         if same_rows and (needed == self._needed or self._grow(needed)):
-            agreed = self._go_on(computed, group)
+            agreed = self._compare(computed, group)
             if agreed is not None:
                 return agreed
         self._tables = None  # until everything is agreed to
         return self._begin(_Batch(tables, computed, needed, skipped, lengths), group)
+
+    def go_on(self, computed: list[int], seq_lens: list[int], group: GroupPlan) -> AgreedGroup | None:
+        """:meth:`agree` for the rows that were agreed to last, each with one token more."""
+        if self._tables is None:
+            return None
+        agreed = self._agreed
+        if self._room_tokens > 0 and agreed is not None and group.tables is self._viewed:
+            self._room_tokens -= 1
+            slots = list(map(add, self._tail_starts, computed))
+            if agreed.padding_slots:
+                slots += repeat(PAD_SLOT, agreed.padding_slots)
+            if (
+                self._tails_apart
+                and group.slots.tolist() == slots
+                and group.table_blocks.tolist() == self._counted
+                and self._view.tobytes() == self._held
+            ):
+                return agreed
+        return self.agree(self._tables, computed, seq_lens, None, group)
 
     # A batch that is looked at row by row -----------------------------------------------------------------------------
 
@@ -174,7 +197,7 @@ class Follower:
         self._needed, self._counted, self._agreed = needed, [], None
         return True
 
-    def _go_on(self, computed: list[int], group: GroupPlan) -> AgreedGroup | None:
+    def _compare(self, computed: list[int], group: GroupPlan) -> AgreedGroup | None:
         slots, agreed = list(map(add, self._tail_starts, computed)), self._agreed
         padding = group.slots.size - len(slots)
         if not self._tails_apart or group.slots.tolist() != (slots + [PAD_SLOT] * padding if padding else slots):

@@ -111,11 +111,12 @@ class Legality:
         if requests.scheduled:
             self.step = declaration.step
             self._on_their_way.append((declaration.step, requests.scheduled))
+        bindings = self._bindings
         if (
-            self._bindings.went_on
+            bindings.went_on
             and not has_others
             and not (declaration.copies or declaration.zero_blocks)
-            and self._progress.goes_on(declaration)
+            and self._progress.goes_on(declaration, bindings.ends if bindings.is_steady else None)
         ):
             if examined:
                 self.hits.advance()
@@ -182,8 +183,9 @@ class Legality:
         self._returned = step
         while self._on_their_way and self._on_their_way[0][0] <= step:
             self._on_their_way.popleft()
-        if ledger.is_pending:
-            for lost in [earlier for earlier in ledger.pending_steps if earlier < step]:
+        pending = ledger.pending_steps
+        if pending:
+            for lost in [earlier for earlier in pending if earlier < step]:
                 self._abandon(lost)
             ledger.confirm(step)
         if declaration.spec_tokens and result is not None:
@@ -194,8 +196,11 @@ class Legality:
         end, bound = self._progress.end_of(request_id), self._bindings.table_of(request_id)
         if end is None or bound is None:
             return
-        steps = (s for s, scheduled in reversed(self._on_their_way) if request_id in scheduled)
-        step = next((s for s in steps if before is None or s < before), None)
+        step = None
+        for earlier, scheduled in reversed(self._on_their_way):
+            if request_id in scheduled and (before is None or earlier < before):
+                step = earlier
+                break
         for group_index, group in self._groups:
             index, filled = divmod(end, group.block_size)
             blocks = bound.blocks[group_index]

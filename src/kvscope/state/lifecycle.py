@@ -38,6 +38,7 @@ class Lifecycle:
         self.strangers: list[Stranger] = []
         self.regressed: list[Regressed] = []
         self.adopted = 0
+        self.is_settled = False
         self._complete = True
         self._after: dict[str, int] = {}
         self._ids: list[str] = []
@@ -48,15 +49,25 @@ class Lifecycle:
 
     def forgive(self) -> None:
         """A step was not observed: whoever it admitted, resumed or put back is not known."""
-        self._complete = False
+        self._complete = self.is_settled = False
         self._ids, self._ends = [], []
         for known in (self._after, self._slack, self._finished, self._preempted):
             known.clear()
 
-    def take(self, declaration: Declaration) -> bool:
+    def take(self, declaration: Declaration, ends_before: list[int] | None = None) -> bool:
         """Whether the rules have to look at this declaration. A step that has the same requests as the one before, each
         where that one left it, costs a few comparisons of lists.
+
+        While it ``is_settled`` the caller may pass over steps in which every request of the step before goes on by one
+        token. The next one is then taken with the tokens that they had in the end, ``ends_before``.
         """
+        if ends_before is not None and self._ids:
+            self._ends = ends_before
+        agrees = self._take(declaration)
+        self.is_settled = agrees and bool(self._ids) and not self._slack
+        return not agrees
+
+    def _take(self, declaration: Declaration) -> bool:
         requests = declaration.requests
         if self.strangers or self.regressed:
             self.strangers, self.regressed = [], []
@@ -74,12 +85,13 @@ class Lifecycle:
                 goes_on = False
         agrees = goes_on or self._change(requests)
         total, budget = declaration.total_num_scheduled_tokens, declaration.token_budget
-        return not agrees or sum(scheduled.values()) != total or (budget is not None and total > budget)
+        return agrees and sum(scheduled.values()) == total and (budget is None or total <= budget)
 
     def confirm(self, declaration: Declaration | None, result: StepResult) -> None:
         """The result of a step is about to take effect: the scheduler takes rejected drafts back, and where a load
         has failed it lets requests compute what was to be loaded. A step without work may be known by its result alone.
         """
+        self.is_settled = False
         if result.load_failed:
             self._slack.update(dict.fromkeys(self._after, _ANY))
         for request_id, drafts in declaration.spec_tokens.items() if declaration is not None else ():

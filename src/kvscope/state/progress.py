@@ -47,10 +47,10 @@ class Progress:
         """Tokens of a row of the batch."""
         return self._next[row]
 
-    def goes_on(self, declaration: Declaration) -> bool:
+    def goes_on(self, declaration: Declaration, ends: list[int] | None = None) -> bool:
         """Whether the batch of the step before, which the caller knows to be the same, goes on by one token each.
 
-        It is then taken over.
+        It is then taken over. ``ends`` has the tokens of each after it, if somebody has counted them already.
         """
         requests = declaration.requests
         if requests.cached_computed != self._next or declaration.total_num_scheduled_tokens != len(self._next):
@@ -58,13 +58,13 @@ class Progress:
         if self._by_phase is None:
             self._by_phase = [(size, self._phases(size)) for size in self._sizes]
         self._steps += 1
-        self._next = list(map(add, self._next, repeat(1)))
-        filled: dict[int, list[int]] = {}
+        self._next = ends if ends is not None else list(map(add, self._next, repeat(1)))
+        filled = _NO_ROWS
         for size, phases in self._by_phase:
             rows = phases[-self._steps % size]
             if rows:
-                filled[size] = rows
-        self.filled = filled or _NO_ROWS
+                filled = {**filled, size: rows}
+        self.filled = filled
         return True
 
     def lags(self, request_ids: Sequence[str], starts: Sequence[int]) -> bool:

@@ -26,7 +26,8 @@ STATES = ("null", "own", "foreign", "nobody", "outside")
 
 
 class TailCensus:
-    """Counts entries by what they lead to, over the lifetime of one worker.
+    """Counts entries by what they lead to, over the lifetime of one worker. ``plans_left`` is counted down with every
+    plan, and the one with which it reaches 0 is to be taken.
 
     ``null`` is the null block, ``own`` a block of the row's own table, such as one that is allocated ahead or has left
     the window, ``foreign`` one that a live request has where attention looks, ``nobody`` any other block of the pool,
@@ -34,19 +35,12 @@ class TailCensus:
     """
 
     def __init__(self) -> None:
-        self._wait = 1
+        self.plans_left = 1
         self._turn = 0
-
-    def is_due(self) -> bool:
-        """Called with every plan; whether this one is to be looked at."""
-        self._wait -= 1
-        if self._wait:
-            return False
-        self._wait = SAMPLE_INTERVAL_PLANS
-        return True
 
     def take(self, plan: Plan, bindings: Bindings, counts: Counter[str]) -> None:
         """Add some rows of the plan to ``counts``, other ones each time. Rows without a table are passed over."""
+        self.plans_left = SAMPLE_INTERVAL_PLANS
         rows = len(plan.request_ids)
         chosen = [(self._turn + number) % rows for number in range(min(rows, SAMPLED_ROWS))]  # none of an empty batch
         self._turn += SAMPLED_ROWS

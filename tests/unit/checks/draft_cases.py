@@ -192,7 +192,7 @@ def a_server_without_drafts() -> list[Finding]:
     for step, start in enumerate((40, 45, 41), 1):
         declaration = drafted(step, start)
         found += judge_advances(declaration, advances.declare(declaration), PARTS)
-    assert not advances.follows
+    assert not advances.is_following
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvscope.checks.agreement import Agreement
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_bind, judge_plan
 from kvscope.checks.plan_view import StepView
@@ -111,7 +112,7 @@ class Scene:
         self.bindings = Bindings(topology)
         judged = [i for i, of in enumerate(topology.groups) if of.judged]
         self.batches = [BatchTable(self.bindings, index) for index in judged]
-        self.followers = [Follower(self.bindings, index) for index in judged]
+        self.agreement = Agreement(self.bindings, [Follower(self.bindings, index) for index in judged])
         self.tables: dict[str, list[list[int]]] = {}
         self.step_number = 0
 

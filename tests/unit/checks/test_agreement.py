@@ -14,7 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.budget import examples
 
-from kvscope.checks.agreement import agreed_plan
+from kvscope.checks.agreement import Agreement
 from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_plan
 from kvscope.checks.plan_view import StepView
@@ -62,7 +62,8 @@ class Both:
 
     def __init__(self, topology: Topology) -> None:
         self.kept = Bindings(topology)
-        self.tables, self.followers = tables_of(self.kept), followers_of(self.kept)
+        self.tables = tables_of(self.kept)
+        self.agreement = Agreement(self.kept, followers_of(self.kept))
         self.anew = Bindings(topology)
         self.queued: list[tuple[AgreedPlan, PlanSnapshot]] = []
 
@@ -74,8 +75,7 @@ class Both:
     def judge(self, declaration: Declaration, plan: Plan) -> AgreedPlan | None:
         """What the shortcut says; checked against the way in full, which the kept tables go too where it says no."""
         findings, expected = in_full(self.anew, tables_of(self.anew), declaration, plan)
-        computed_of = dict(declaration.requests.computed())
-        agreed = agreed_plan(plan, declaration, computed_of, self.kept, self.followers)
+        agreed = self.agreement.of(plan, declaration)
         if agreed is None:
             kept_findings, kept_snapshot = in_full(self.kept, self.tables, declaration, plan)
             assert same(kept_findings, findings)
@@ -292,8 +292,7 @@ def test_one_change_after_long_steady_decoding_is_not_agreed_to(name: str, layou
 
 
 def agreed_in(scene: Scene, declaration: Declaration, plan: Plan) -> AgreedPlan | None:
-    computed_of = dict(declaration.requests.computed())
-    return agreed_plan(plan, declaration, computed_of, scene.bindings, scene.followers)
+    return scene.agreement.of(plan, declaration)
 
 
 def test_what_did_not_change_is_shared_and_what_is_queued_does_not_change() -> None:

@@ -15,8 +15,8 @@ from kvscope.checks.handed import HandedPlan
 from kvscope.facts.operators import OperatorArguments, OperatorRows
 from kvscope.facts.plans import Plan
 from kvscope.facts.topology import FULL_ATTENTION, MLA, SLIDING_WINDOW, Group
-from unit.checks.operator_world import Cut, hand_over, judged, operators, reference, said
-from unit.checks.scenes import ONE_GROUP, decoding
+from unit.checks.operator_world import Cut, judged, operators, reference, said
+from unit.checks.scenes import decoding
 from unit.checks.worlds import LAYOUTS, World, copied, group, pool
 
 KERNELS: dict[str, tuple[tuple[Group, ...], dict[int, int], dict[int, int]]] = {
@@ -182,23 +182,14 @@ def test_tables_may_grow_wider_while_a_batch_goes_on() -> None:
     assert last > 0
 
 
-def test_a_plan_that_is_forgotten_is_not_waited_for() -> None:
-    scene, declaration = decoding()
-    handed = hand_over(scene.plan(declaration), ONE_GROUP)
-    assert handed.is_kept
-    handed.forget()
-    assert not handed.is_kept
-
-
 def test_a_plan_that_lacks_a_group_is_not_kept() -> None:
     layout = pool(group(0), group(1))
     scene, declaration = decoding(layout)
     plan = scene.plan(declaration)
-    handed = hand_over(plan, layout)
-    assert handed.is_kept
+    handed = HandedPlan(layout)
+    assert handed.keep(plan)
     plan.groups.pop(0)
-    handed.keep(plan)
-    assert not handed.is_kept
+    assert not handed.keep(plan)
 
 
 def test_a_group_that_is_not_judged_may_be_missing() -> None:

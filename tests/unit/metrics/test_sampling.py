@@ -27,9 +27,11 @@ def context(engine: str = "0") -> CollectorContext:
 
 
 class World:
-    """A registry, a sampler of it, and what that has published last."""
+    """A registry, a sampler of it, and what that has published last. Within its interval those that come back are
+    waited for, which is for busy machines.
+    """
 
-    def __init__(self, interval_s: float = 0.01) -> None:
+    def __init__(self, interval_s: float = 1.0) -> None:
         self.registry = Collectors()
         self.registry.expect("p_")
         self.last: Collected = {}
@@ -51,6 +53,15 @@ class World:
     def values(self, engine: str = "0") -> dict[str, float]:
         return {value.name: value.value for value in self.last.get(engine, ())}
 
+    def says(self, values: dict[str, float]) -> bool:
+        """Whether that is said, after an interval or after a few more."""
+
+        def sampled() -> bool:
+            self.sampler.sample()
+            return self.values() == values
+
+        return until(sampled)
+
     def _take(self, collected: Collected) -> None:
         self.last = collected
         self.published += 1
@@ -59,6 +70,14 @@ class World:
 @pytest.fixture
 def world() -> Iterator[World]:
     made = World()
+    yield made
+    made.sampler.stop()
+
+
+@pytest.fixture
+def quick() -> Iterator[World]:
+    """Begins the next interval at once, and waits for nobody."""
+    made = World(interval_s=0.01)
     yield made
     made.sampler.stop()
 
@@ -111,22 +130,21 @@ def test_once_an_interval_each_is_called_in_a_thread_of_its_own_that_keeps_no_pr
     assert all(thread.daemon for thread in threads)
 
 
-def test_there_is_no_thread_until_there_is_a_collector_for_this_process(world: World) -> None:
-    world.sampler.start()
-    world.register(lambda _: 1.0, process="worker")
-    assert world.sampler._thread is None
-    world.register(lambda _: 2.0, "p_later")
-    assert until(lambda: world.values() == {"p_later": 2})
-    world.sampler.stop()
-    assert world.sampler._thread is not None
-    assert not world.sampler._thread.is_alive()
+def test_there_is_no_thread_until_there_is_a_collector_for_this_process(quick: World) -> None:
+    quick.sampler.start()
+    quick.register(lambda _: 1.0, process="worker")
+    assert quick.sampler._thread is None
+    quick.register(lambda _: 2.0, "p_later")
+    assert until(lambda: quick.values() == {"p_later": 2})
+    quick.sampler.stop()
+    assert quick.sampler._thread is not None
+    assert not quick.sampler._thread.is_alive()
 
 
-def test_one_registered_before_is_called_from_the_start_and_every_interval(world: World) -> None:
-    world.register(lambda _: 1.0, "p_mine_total", kind="counter")
-    world.sampler.start()
-    assert until(lambda: world.published >= 3)
-    assert world.values() == {"p_mine_total": 1}
+def test_one_registered_before_is_called_from_the_start_and_every_interval(quick: World) -> None:
+    quick.register(lambda _: 1.0, "p_mine_total", kind="counter")
+    quick.sampler.start()
+    assert until(lambda: quick.published >= 3 and quick.values() == {"p_mine_total": 1})
 
 
 def test_its_series_end_with_the_registration(world: World) -> None:
@@ -184,35 +202,32 @@ def test_what_is_no_number_is_a_fault_and_a_gauge_has_no_value_meanwhile(world: 
 
 
 def test_one_that_never_returns_is_not_called_again_and_is_removed(
-    gate: threading.Event, world: World, lines: list[str]
+    gate: threading.Event, quick: World, lines: list[str]
 ) -> None:
-    hangs = world.register(lambda _: gate.wait(), "p_hangs", slow_ns=2 * MILLISECOND_NS)
-    world.register(lambda _: 1.0)
+    hangs = quick.register(lambda _: gate.wait(), "p_hangs", slow_ns=2 * MILLISECOND_NS)
+    quick.register(lambda _: 1.0)
     began = time.monotonic()
-    world.sampler.sample()
-    world.sampler.sample()
-    assert time.monotonic() - began < 1.0
-    assert world.values() == {"p_mine": 1}
+    assert quick.says({"p_mine": 1})
+    assert time.monotonic() - began < 5.0
     assert hangs.calls == 1
     assert until(lambda: hangs.fence.faults >= MAX_FAULTS)
-    world.sampler.sample()
-    assert [each.name for each in world.registry.of(["engine"])] == ["p_mine"]
+    quick.sampler.sample()
+    assert [each.name for each in quick.registry.of(["engine"])] == ["p_mine"]
     assert [line.rpartition("is removed")[2] for line in lines] == [" after 16 faults"]
     gate.set()
     assert until(lambda: hangs._thread is not None and not hangs._thread.is_alive())
-    world.sampler.sample()
-    assert world.values() == {"p_mine": 1}
+    assert quick.says({"p_mine": 1})
 
 
-def test_a_slow_one_is_published_when_it_has_come_back(gate: threading.Event, world: World) -> None:
-    slow = world.register(lambda _: gate.wait() and 5.0)
-    world.sampler.sample()
-    assert world.values() == {}
+def test_a_slow_one_is_published_when_it_has_come_back(gate: threading.Event, quick: World) -> None:
+    slow = quick.register(lambda _: gate.wait() and 5.0)
+    quick.sampler.sample()
+    assert quick.values() == {}
     gate.set()
-    assert until(lambda: not world.sampler._busy)
-    world.sampler.sample()
-    assert world.values() == {"p_mine": 5}
-    assert (slow.calls, slow.fence.faults) == (2, 0)
+    assert until(lambda: not quick.sampler._busy)
+    assert quick.says({"p_mine": 5})
+    assert slow.calls >= 2
+    assert slow.fence.faults == 0
 
 
 def test_where_no_thread_can_be_started_it_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_seam_stands_still_after_a_hundred_steps_without_it_and_no_longer_once
 def test_results_stand_still_when_a_hundred_steps_are_unanswered() -> None:
     coverage = Coverage()
     coverage.steps = 7
-    coverage.answer(9)
+    coverage.steps_answered, coverage.last_answered_step = coverage.steps, 9
     coverage.steps = 106
     assert coverage.stalled() == (None, None)
     coverage.steps = 107

@@ -83,6 +83,11 @@ def test_an_empty_batch_and_unknown_requests_are_passed_over() -> None:
 
 
 def test_one_plan_in_many_is_due_and_the_first_one_is() -> None:
-    census = TailCensus()
-    due = [number for number in range(3 * SAMPLE_INTERVAL_PLANS) if census.is_due()]
+    scene, declaration = decoding()
+    census, plan, due = TailCensus(), scene.plan(declaration), []
+    for number in range(3 * SAMPLE_INTERVAL_PLANS):
+        census.plans_left -= 1
+        if not census.plans_left:
+            due.append(number)
+            census.take(plan, scene.bindings, Counter())
     assert due == [0, SAMPLE_INTERVAL_PLANS, 2 * SAMPLE_INTERVAL_PLANS]
