@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long matrix picture lint clean system-deps
+.PHONY: help setup demo test test-long matrix scrapers picture lint clean system-deps
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ test-long: setup ## what `make test` leaves out: every fault with both runners a
 
 matrix: setup   ## every feature of vLLM with both runners, kvscope off and on; about half an hour
 	@.venv/bin/python -m kvscope.testing.matrix
+
+scrapers: setup ## whether 50 scrapers cost the engine time, which they must not (needs two cores); four minutes
+	@.venv/bin/python -m kvscope.testing.scrapers
 
 picture: setup  ## take the picture of the live page in the README again (needs a Chromium); two minutes
 	@.venv/bin/python scripts/take_picture.py
