@@ -6,7 +6,7 @@ from typing import Any
 
 from ..facts.requests import Declaration, StepResult
 from .connector import read_connector_result, read_taken_up, says_something
-from .scheduler import declaration_of
+from .scheduler import DECLARATION, declaration_of
 
 TRACE = "_kvscope_trace"
 """Attribute of a ModelRunnerOutput: the trace id of the step in which it was made. It travels back to EngineCore."""
@@ -84,7 +84,9 @@ def after_output(due: Any, output: Any, args: Any, kwargs: Any, result: Any) -> 
 def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None:
     scheduler_output = args[0] if args else kwargs["scheduler_output"]
     output = args[1] if len(args) > 1 else kwargs["model_runner_output"]
-    declaration = declaration_of(scheduler_output)
+    declaration = getattr(scheduler_output, DECLARATION, None)
+    if not isinstance(declaration, Declaration):
+        declaration = None
     transfers = getattr(output, "kv_connector_output", None)
     if transfers is not None and says_something(transfers):
         observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))

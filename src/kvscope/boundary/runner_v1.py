@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ..facts.operators import OperatorArguments
 from ..facts.plans import PAD_SLOT, DummyRun, GroupPlan, Int64, PersistentSlots, Plan
-from .attention import LAYOUT, extents
+from .attention import LAYOUT, AttentionLayout, extents
 from .context_parallel import context_of_v1
 from .device import CAPTURING, Array, Clone, CloneRing, hand_on_dummy, hand_on_plan, ring_of, table_width
 from .graphs import EAGER, GRAPH_MODE, graph_mode_of
@@ -141,17 +142,19 @@ def read_plan(runner: Any, slots_by_group: Any, num_tokens: int) -> Plan:
 
 def before_forward(observer: Any, runner: Any, args: Any, kwargs: Any) -> None:
     """``_model_forward`` is called with the forward context in place, for real batches only."""
-    if not observer.awaits_operators:
-        return
-    context = sys.modules["vllm.forward_context"]._forward_context
-    layout, rows, num_tokens = runner.__dict__[LAYOUT], runner.input_batch.num_reqs, observer.planned_tokens
+    if observer.awaits_operators:
+        context = sys.modules["vllm.forward_context"]._forward_context
+        batch = runner.input_batch
+        observer.on_operators(read_operators(runner.__dict__[LAYOUT], context, batch.num_reqs, observer.planned_tokens))
+
+
+def read_operators(layout: AttentionLayout, context: Any, rows: int, num_tokens: int) -> OperatorArguments:
+    """What a forward context holds; lists of it where the batch is cut into micro-batches (DBO)."""
     metadata, slots = context.attn_metadata, context.slot_mapping
     if isinstance(metadata, dict):
-        observer.on_operators(layout.arguments(metadata, slots, rows, num_tokens))
-        return
-    # Lists of both where the batch is cut into micro-batches (DBO).
+        return layout.arguments(metadata, slots, rows, num_tokens)
     parts = extents(context.ubatch_slices, rows, num_tokens)
-    observer.on_operators(layout.micro_batches(zip(metadata, slots, parts, strict=True)))
+    return layout.micro_batches(zip(metadata, slots, parts, strict=True))
 
 
 def whole_plan(runner: Any) -> list[Any]:

@@ -59,13 +59,11 @@ def _new_as_declared(new: Any, declared: StepRequests) -> bool:
 
 
 def drafts_otherwise(scheduler_output: Any, declaration: Declaration) -> Drafts | None:
-    """The draft tokens of a SchedulerOutput as it arrived, None where they are as declared. Without any it costs
-    nothing. How many of them are invalid is filled in only where the scheduler has the output back from the worker
+    """The draft tokens of a SchedulerOutput as it arrived, None where they are as declared. How many of them are
+    invalid is filled in only where the scheduler has the output back from the worker
     (``update_draft_token_ids_in_output``).
     """
     drafts, invalid = scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_invalid_spec_tokens
-    if not (drafts or invalid or declaration.spec_tokens or declaration.invalid_spec_tokens):
-        return None
     received = Drafts(
         spec_tokens={request_id: len(tokens) for request_id, tokens in drafts.items()},
         invalid_spec_tokens=dict(invalid or ()),

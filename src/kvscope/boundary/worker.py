@@ -20,7 +20,11 @@ def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
     if isinstance(declaration, Declaration):
         as_declared = arrived_as_declared(scheduler_output, declaration.requests)
         received = declaration.requests if as_declared else received_requests(scheduler_output)
-        observer.on_input(declaration, received, drafts_otherwise(scheduler_output, declaration))
+        has_drafts = scheduler_output.scheduled_spec_decode_tokens or scheduler_output.num_invalid_spec_tokens
+        drafts = None
+        if has_drafts or declaration.spec_tokens or declaration.invalid_spec_tokens:
+            drafts = drafts_otherwise(scheduler_output, declaration)
+        observer.on_input(declaration, received, drafts)
         return
     received = received_requests(scheduler_output)
     if declaration is None:

@@ -196,8 +196,11 @@ class Legality:
         end, bound = self._progress.end_of(request_id), self._bindings.table_of(request_id)
         if end is None or bound is None:
             return
-        steps = (s for s, scheduled in reversed(self._on_their_way) if request_id in scheduled)
-        step = next((s for s in steps if before is None or s < before), None)
+        step = None
+        for earlier, scheduled in reversed(self._on_their_way):
+            if request_id in scheduled and (before is None or earlier < before):
+                step = earlier
+                break
         for group_index, group in self._groups:
             index, filled = divmod(end, group.block_size)
             blocks = bound.blocks[group_index]

@@ -7,7 +7,7 @@ blocks may have been freed and handed out again; then the step says nothing abou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,14 @@ Pending = tuple[list[int], list[int], list[int]] | tuple[Where, Int32, Int32]
 
 
 class WrittenPrefix(BlockColumns):
-    """The written part of every block of one pool."""
+    """The written part of every block of one pool. ``pending_steps`` are the steps that were declared to write and not
+    confirmed, in their order.
+    """
 
     def __init__(self, num_blocks: int, null_block_id: int) -> None:
         super().__init__(num_blocks, null_block_id)
         self._pending: dict[int, list[Pending]] = {}
+        self.pending_steps: Collection[int] = self._pending.keys()
 
     def declare_written(self, block_ids: Ids, filled: Sequence[int] | npt.NDArray[np.integer], step: int) -> None:
         """Step ``step`` was submitted and writes into these blocks ``[n]``; ``filled`` ``[n]`` tokens of each are then
@@ -141,11 +144,6 @@ class WrittenPrefix(BlockColumns):
         self.roll_back(block_ids, filled)
         self._rows[self._tokens(block_ids, 0)[0], RESERVED] = 0
 
-    @property
-    def pending_steps(self) -> Iterable[int]:
-        """Steps that were declared to write and not confirmed, in their order."""
-        return self._pending.keys()
-
     def pending(self) -> dict[int, list[tuple[int, int, int]]]:
         """Steps that were declared and not confirmed, with ``(block, generation, tokens filled)`` in order."""
         return {step: list(_each(waiting)) for step, waiting in self._pending.items()}
@@ -155,7 +153,9 @@ class WrittenPrefix(BlockColumns):
         blocks: list[int] = []
         generations: list[int] = []
         written: list[int] = []
-        for block, tokens in zip(_listed(block_ids), _listed(filled), strict=True):
+        if isinstance(block_ids, np.ndarray) or isinstance(filled, np.ndarray):
+            block_ids, filled = _listed(block_ids), _listed(filled)
+        for block, tokens in zip(block_ids, filled, strict=True):
             if 0 <= block < end and block != null:
                 at = block << SHIFT
                 blocks.append(block)

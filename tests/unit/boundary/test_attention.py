@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope.boundary import runner_v1, runner_v2
-from kvscope.boundary.attention import ADAPTERS, LAYOUT, AttentionLayout, Extent, extents
+from kvscope.boundary.attention import ADAPTERS, LAYOUT, AttentionLayout, extents
 from kvscope.boundary.ledger import OBSERVER
 from unit.boundary.fakes import Told
 from unit.checks.worlds import group, pool
@@ -56,7 +56,7 @@ class Buffers:
         return CPUAttentionMetadata(self.tables, self.lengths, self.starts, self.slots)
 
 
-EXTENT = Extent(0, 2, 0, 3, 3)
+ROWS, TOKENS = 2, 3
 
 
 def by_layer(value: Any, *names: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def by_layer(value: Any, *names: str) -> dict[str, Any]:
 def read(buffers: Buffers, layout: AttentionLayout | None = None) -> Any:
     metadata = buffers.metadata()
     layout = layout or AttentionLayout([[attn_group()]])
-    return layout.arguments(by_layer(metadata), by_layer(metadata.slot_mapping), EXTENT)
+    return layout.arguments(by_layer(metadata), by_layer(metadata.slot_mapping), ROWS, TOKENS)
 
 
 def test_arguments_are_what_the_metadata_holds() -> None:
@@ -105,15 +105,15 @@ def test_what_lies_elsewhere_is_read_anew(name: str) -> None:
 
 def test_another_part_of_the_batch_is_read_anew() -> None:
     layout, metadata = AttentionLayout([[attn_group()]]), Buffers().metadata()
-    first = layout.arguments(by_layer(metadata), None, EXTENT)
-    assert layout.arguments(by_layer(metadata), None, Extent(0, 1, 0, 1, 1)) is not first
+    first = layout.arguments(by_layer(metadata), None, ROWS, TOKENS)
+    assert layout.arguments(by_layer(metadata), None, 1, 1) is not first
     assert len(first.groups[0].slots) == 1
 
 
 def test_slots_of_the_forward_that_are_others_are_read_too() -> None:
     metadata = Buffers().metadata()
     slots = torch.tensor([1, 2, 3, -1])
-    (group,) = AttentionLayout([[attn_group()]]).arguments(by_layer(metadata), by_layer(slots), EXTENT).groups
+    (group,) = AttentionLayout([[attn_group()]]).arguments(by_layer(metadata), by_layer(slots), ROWS, TOKENS).groups
     assert [mapping.slots.tolist() for mapping in group.slots] == [[10, 20, 21, -1], [1, 2, 3, -1]]
 
 
@@ -122,18 +122,18 @@ def test_one_layer_that_has_its_own_is_not_overlooked() -> None:
     own.block_table[0, 0] = 50
     of_layers = {"0.0": metadata, "0.1": own}
     slots = {"0.0": metadata.slot_mapping, "0.1": torch.tensor([7, 7, 7, 7])}
-    groups = layout.arguments(of_layers, slots, EXTENT).groups
+    groups = layout.arguments(of_layers, slots, ROWS, TOKENS).groups
     assert [group.parts[0].tables[0, 0] for group in groups] == [0, 50]
     for each in groups:
         assert [7, 7, 7, 7] in [mapping.slots.tolist() for mapping in each.slots]
-    same = layout.arguments(by_layer(metadata), slots, EXTENT).groups
+    same = layout.arguments(by_layer(metadata), slots, ROWS, TOKENS).groups
     assert [[7, 7, 7, 7] in [mapping.slots.tolist() for mapping in group.slots] for group in same] == [True]
 
 
 def test_a_layer_without_metadata_is_an_error() -> None:
     metadata = Buffers().metadata()
     with pytest.raises(KeyError):
-        AttentionLayout([[attn_group()]]).arguments({"0.0": metadata}, None, EXTENT)
+        AttentionLayout([[attn_group()]]).arguments({"0.0": metadata}, None, ROWS, TOKENS)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "expected"), [(None, 0, (1, 1)), (16, 0, (4, 4)), (32, 10, (2, 10))])
@@ -158,7 +158,7 @@ def test_metadata_of_another_builder_is_not_read(made_by: Any) -> None:
     ]  # fmt: skip
     metadata = Buffers().metadata()
     names = ("0.0", "0.1", "2.0", "2.1", "x")
-    arguments = layout.arguments(by_layer(metadata, *names), by_layer(metadata.slot_mapping, *names), EXTENT)
+    arguments = layout.arguments(by_layer(metadata, *names), by_layer(metadata.slot_mapping, *names), ROWS, TOKENS)
     assert [group.group_id for group in arguments.groups] == [0, 2, 2]
     assert arguments.unread == {1: f"metadata of {type(made_by).__name__}"}
 
@@ -166,7 +166,7 @@ def test_metadata_of_another_builder_is_not_read(made_by: Any) -> None:
 def test_a_group_of_which_one_part_is_not_known_is_not_read() -> None:
     layout = AttentionLayout([[attn_group(0, "x"), attn_group(0, "y", made_by=builder(module="elsewhere"))]])
     assert layout.unread(0) == "metadata of CPUAttentionMetadataBuilder"
-    assert layout.arguments({}, {}, EXTENT).groups == []
+    assert layout.arguments({}, {}, ROWS, TOKENS).groups == []
 
 
 def test_metadata_of_another_class_than_its_builder_makes_is_not_read() -> None:
@@ -175,7 +175,7 @@ def test_metadata_of_another_class_than_its_builder_makes_is_not_read() -> None:
 
     metadata = Buffers().metadata()
     metadata.__class__ = Other
-    arguments = AttentionLayout([[attn_group()]]).arguments(by_layer(metadata), None, EXTENT)
+    arguments = AttentionLayout([[attn_group()]]).arguments(by_layer(metadata), None, ROWS, TOKENS)
     assert (arguments.groups, arguments.unread) == ([], {0: "metadata of Other"})
 
 
@@ -220,8 +220,8 @@ def test_latent_attention_has_a_part_for_each_sort_of_row(decodes: int, prefills
     metadata = MLACommonMetadata(decodes, prefills)
     tokens = decodes + 3 * prefills
     layout = AttentionLayout([[attn_group(made_by=builder(*LATENT))]])
-    extent = Extent(0, decodes + prefills, 0, tokens, tokens)
-    (group,) = layout.arguments(by_layer(metadata), by_layer(metadata.slot_mapping), extent).groups
+    of_all = by_layer(metadata), by_layer(metadata.slot_mapping), decodes + prefills, tokens
+    (group,) = layout.arguments(*of_all).groups
     said = [(part.first_row, part.rows, part.first_token, part.end_token) for part in group.parts]
     decoding, prefilling = (0, decodes, 0, decodes), (decodes, prefills, decodes, tokens)
     assert said == [of for of in (decoding, prefilling) if of[1]]
@@ -231,9 +231,7 @@ def test_latent_attention_has_a_part_for_each_sort_of_row(decodes: int, prefills
     assert [part.query_start.tolist() for part in group.parts if part.query_start is not None] == [
         of for of in (list(range(decodes + 1)), [3 * n for n in range(prefills + 1)]) if len(of) > 1
     ]
-    assert (layout.arguments(by_layer(metadata), by_layer(metadata.slot_mapping), extent).groups[0] is group) is (
-        prefills == 0
-    )
+    assert (layout.arguments(*of_all).groups[0] is group) is (prefills == 0)
 
 
 # Where it is read -----------------------------------------------------------------------------------------------------
@@ -389,7 +387,7 @@ def test_slots_in_another_shape_are_numbers_all_the_same_and_read_in_every_step(
     metadata.slot_mapping = raw
     for value in (10, 11):
         raw[0] = torch.tensor([0, value]) if pairs else value
-        (of,) = layout.arguments(by_layer(metadata), by_layer(raw), EXTENT).groups
+        (of,) = layout.arguments(by_layer(metadata), by_layer(raw), ROWS, TOKENS).groups
         (mapping,) = of.slots
         assert mapping.slots.tolist() == [value, 84, 21, -1]
         assert mapping.host_slots is not None

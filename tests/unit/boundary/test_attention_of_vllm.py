@@ -101,9 +101,7 @@ def expanded(size: int, kernel: int, kernel_stride: int, spoil: tuple[int, int, 
     if spoil is not None:
         row, column, value = spoil
         metadata.block_table[row, column] = value
-    arguments = AttentionLayout([[layers]]).arguments(
-        {"layer": metadata}, None, Extent(0, 2, 0, plan.num_tokens, plan.num_tokens)
-    )
+    arguments = AttentionLayout([[layers]]).arguments({"layer": metadata}, None, 2, plan.num_tokens)
     return judged(plan, arguments, topology)
 
 
@@ -243,8 +241,8 @@ def pieces(
     change(metadata)
     layout = AttentionLayout([[layers]])
     assert layout.unread(0) is None
-    extent = layout.whole(len(plan.request_ids), plan.num_tokens)
-    return layout.arguments({"layer": metadata}, {"layer": metadata.slot_mapping}, extent)
+    slots = {"layer": metadata.slot_mapping}
+    return layout.arguments({"layer": metadata}, slots, len(plan.request_ids), plan.num_tokens)
 
 
 def spoiled(plan: Plan, rng: random.Random) -> tuple[Callable[[Any], object], int]:
