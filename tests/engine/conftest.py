@@ -50,10 +50,12 @@ def imports_are_left_out_of_garbage_collection(runner: engine.Runner) -> Iterato
     """
     host = "vllm.v1.worker"
     runners = {"v1": f"{host}.cpu_model_runner", "v2": f"{host}.cpu.model_runner"}
+    gc.disable()  # an import leaves little garbage
     for name in ("vllm.entrypoints.llm", "vllm.v1.engine.core", f"{host}.cpu_worker", runners[runner]):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    gc.enable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)

@@ -29,6 +29,7 @@ WITH_EVERY_STEP = {
     "scheduler.preempt", "scheduler.finish", "scheduler.free", "scheduler.finished", "scheduler.drain",
     "scheduler.free_copied", "scheduler.invalid", "scheduler.loaded", "connector.alloc", "connector.plan",
     "connector.finished",
+    "monitor.arrival", "monitor.lookup", "monitor.scheduled", "monitor.transfers", "monitor.updated",
 }  # fmt: skip
 
 
