@@ -145,15 +145,17 @@ def test_one_core_is_not_enough_and_that_is_said(
     assert capsys.readouterr().out == "not run: needs two cores and has 1\n"
 
 
-def test_a_measurement_with_a_difference_ends_with_1(
+def test_a_measurement_with_a_difference_or_too_few_scrapes_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = Scrapers(url="", answered_s=[0.02], slow=[4.0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    for on, code in ((100.0, 0), (120.0, 1)):
+    for on, answered, code in ((100.0, 8, 0), (120.0, 8, 1), (100.0, 5, 1)):
+        seen = Scrapers(url="", answered_s=[0.02] * answered, slow=[4.0] * 2)
         found = phases((False, 100.0), (True, on))
-        monkeypatch.setattr(scrapers, "measure", lambda *_, found=found: (found, seen, []))
+        monkeypatch.setattr(scrapers, "measure", lambda *_, found=found, seen=seen: (found, seen, []))
         with pytest.raises(typer.Exit) as ended:
             scrapers.main(rounds=1, seconds=1)
         assert ended.value.exit_code == code
-        assert f"on / off: median {on / 100:.3f}" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"on / off: median {on / 100:.3f}" in said
+        assert ("wrong: 7 scrapes" in said) is (answered == 5)
