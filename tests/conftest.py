@@ -1,5 +1,7 @@
 """What holds for every test run: the runner option, and a report of which tests did not run and why."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -15,6 +17,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whatever a script starts in the background ignores Ctrl-C, and so would the commands that tests start from there.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--long"):
         budget.be_thorough()
     # A deadline, and how long inputs take to make, would measure how busy the machine is.
