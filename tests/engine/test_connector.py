@@ -12,6 +12,8 @@ from kvscope.analysis.replay import Replay
 from kvscope.analysis.tally import LIVE, REPLAY
 from kvscope.analysis.verdict import CLEAN, verdict_of
 from kvscope.events.schema import BoundaryRecord
+from kvscope.metrics.families import families, runs
+from kvscope.metrics.reader import read_run
 from kvscope.plugin import HUB
 from kvscope.testing import engine, selftest
 from kvscope.testing.faults import FAULTS, LOADING, SETTINGS, arm, occasion, workload
@@ -47,13 +49,29 @@ def connectors(kind: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def transfers_counted(folder: Path) -> dict[tuple[str, str], float]:
+    """What a run that is over has counted of transfers between engines, by name and direction or cause: the last value
+    of each, of histograms how many observations.
+    """
+    (run_folder,) = (path for path in folder.iterdir() if path.is_dir())
+    (run,) = runs(read_run(run_folder).processes)
+    return {
+        (family.name, sample.labels.get("direction", sample.labels.get("cause", ""))): (
+            sample.count if sample.buckets else sample.value
+        )
+        for family in families(run.processes, prefix="")
+        if family.name.startswith("pd_")
+        for sample in family.samples
+    }
+
+
 @pytest.mark.parametrize(
     "kind", ["offloading", *(pytest.param(kind, marks=pytest.mark.long_v2) for kind in ("example", "multi"))]
 )
 def test_a_healthy_connector_is_silent_and_changes_nothing(
     kind: str, runner: engine.Runner, tmp_path: Path, cell: Any
 ) -> None:
-    config = switched_on(tmp_path / "out", log="off")
+    config = switched_on(tmp_path / "out", log="off") | {"kv_monitor": {"enabled": True}}
     settings = WHOLE_PROMPTS | {"kv_transfer_config": connectors(kind, tmp_path / "store")}
     with engine.running(additional_config=config, **settings) as llm:
         stored = workload(llm, max_tokens=6)
@@ -67,6 +85,17 @@ def test_a_healthy_connector_is_silent_and_changes_nothing(
     assert {receive.waits for receive in receives} == {kind != "example"}
     finished = [name for record in boundaries for name in record.finished_recving or ()]
     assert sorted(finished) == sorted(receive.request_id for receive in receives if receive.waits)
+    counted = transfers_counted(tmp_path / "out")
+    if kind == "offloading":
+        assert counted == {}
+    else:
+        waited = [receive for receive in receives if receive.waits]
+        tokens = sum(receive.external_tokens for receive in waited)
+        assert counted["pd_transfer_tokens_total", "received"] == tokens
+        assert (tokens > 0) is (kind == "multi")
+        assert counted["pd_transfer_latency_seconds", ""] == counted["pd_wait_seconds", ""] == len(waited)
+        idle = ("pd_transfer_in_flight", "pd_transfer_queue_depth", "pd_transfer_failures_total")
+        assert {value for (name, _), value in counted.items() if name in idle} == {0}
     (enabled,) = trace.enabled
     assert "connector.plan" in enabled.seams_installed
     replay = Replay(ReadTrace.open(tmp_path / "out")).run()
