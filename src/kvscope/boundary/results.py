@@ -88,9 +88,11 @@ def before_update(observer: Any, scheduler: Any, args: Any, kwargs: Any) -> None
     if not isinstance(declaration, Declaration):
         declaration = None
     transfers = getattr(output, "kv_connector_output", None)
-    if transfers is not None and says_something(transfers):
-        observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))
-    observer.on_update(declaration, read_result(output, declaration))
+    try:
+        if transfers is not None and says_something(transfers):
+            observer.on_connector_result(declaration, read_connector_result(scheduler, transfers))
+    finally:  # a step of whose result nobody hears would pass for one that failed
+        observer.on_update(declaration, read_result(output, declaration))
 
 
 def after_update(observer: Any, scheduler: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -34,9 +34,11 @@ def before_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any) -> None:
 
 
 def after_execute(observer: Any, wrapper: Any, args: Any, kwargs: Any, result: Any) -> None:
-    if observer.reads_local_lengths:
-        observer.on_local_lengths(read_local_lengths(wrapper.worker.model_runner))
-    observer.on_launched()
+    try:
+        if observer.reads_local_lengths:
+            observer.on_local_lengths(read_local_lengths(wrapper.worker.model_runner))
+    finally:
+        observer.on_launched()
     if result is not None:
         after_sample(observer, wrapper, args, kwargs, result)
 

@@ -35,7 +35,8 @@ class Agreement:
         bindings, last = self._bindings, self._last
         if not plan.exact or plan.context or bindings.partial or len(plan.groups) != self._num_groups:
             return None
-        applied, self._applied = self._applied, bindings.applied
+        # Without a last one until this one has been seen to its end: what follows a fault begins anew.
+        applied, self._applied, self._last = self._applied, bindings.applied, None
         if (
             bindings.is_steady
             and last is not None

@@ -126,7 +126,7 @@ class HandedPlan:
 
     def _pair(self, arguments: OperatorArguments) -> None:
         """Lay out which array must have which bytes, where a group is handed over as a whole."""
-        self._arguments, self._paired_plan = arguments, self._plan
+        self._arguments = self._paired_plan = None  # until all is laid out
         self.groups_read = len({group.group_id for group in arguments.groups})
         self._kernel, self._expanded, self._unpaired = [], {}, []
         paired: list[Pair] = []
@@ -139,6 +139,7 @@ class HandedPlan:
         # Several groups and layers are given the same arrays: each is looked at once.
         once = {(id(array), index): (array, index) for array, index in paired}
         self._pairs = list(once.values())
+        self._arguments, self._paired_plan = arguments, self._plan
 
     def _pair_group(self, group: OperatorGroup) -> bool:
         plan, position = self._plan, self._position.get(group.group_id)

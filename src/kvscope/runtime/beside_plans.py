@@ -24,6 +24,7 @@ class BesidePlans(ABC):
     _current: Declaration | None
     _result_of: Declaration | None
     _bindings: Bindings | None
+    _last_step: int
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -62,6 +63,14 @@ class BesidePlans(ABC):
 
     def on_verification_skipped(self, cause: str, rows: int) -> None:
         self.drafts.skip(cause, rows)
+
+    def on_late_error(self, boundary: str, error_type: str) -> None:
+        """The host failed when somebody took the result of a step that had been launched long before."""
+        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
+
+    def on_shutdown(self) -> None:
+        if "engine" not in self._run.roles:
+            self._run.close()
 
     def on_dummy_skipped(self, cause: str) -> None:
         """A run that serves no request cannot be looked at."""

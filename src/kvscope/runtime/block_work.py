@@ -19,7 +19,7 @@ class BlockWorkFollower:
         self.clears_by: str | None = None
         self.copies_by: str | None = None
         self._run = run
-        self._done: set[str] = set()
+        self._done_in: dict[str, int] = {}
 
     def cleared(self, declaration: Declaration, bindings: Bindings, block_ids: list[int]) -> list[Finding]:
         """The worker has cleared these blocks."""
@@ -34,11 +34,11 @@ class BlockWorkFollower:
     def end(self, declaration: Declaration, bindings: Bindings) -> list[Finding]:
         """The worker has computed a step with lists: what it did not do by now it will not do."""
         findings: list[Finding] = []
-        if declaration.zero_blocks and "zero" not in self._done and self._is_told(self.clears_by):
+        step, done_in = declaration.step, self._done_in
+        if declaration.zero_blocks and done_in.get("zero") != step and self._is_told(self.clears_by):
             findings += self.cleared(declaration, bindings, [])
-        if declaration.copies and "copy" not in self._done and self._is_told(self.copies_by):
+        if declaration.copies and done_in.get("copy") != step and self._is_told(self.copies_by):
             findings += self.copied(declaration, bindings, [])
-        self._done.clear()
         return findings
 
     def _is_told(self, seam: str | None) -> bool:
@@ -48,7 +48,7 @@ class BlockWorkFollower:
         return False
 
     def _judge(self, kind: str, declaration: Declaration, bindings: Bindings, work: BlockWork) -> list[Finding]:
-        self._done.add(kind)
+        self._done_in[kind] = declaration.step
         self._run.stream.put(
             kind,
             work,

@@ -189,32 +189,43 @@ class EngineJudge:
         run = self._run
         step = declaration.step if declaration is not None else self._step
         result = result or _NOTHING
-        if declaration is not None and (declaration.total_num_scheduled_tokens or result.load_failed):
-            run.stream.put(
-                "update_input",
-                result,
-                component="scheduler",
-                boundary="update_input",
-                step=step,
-                trace_id=declaration.trace_id,
-                approx_bytes=64 * len(result.request_ids),
-            )
-            if declaration.spec_tokens or result.load_failed:
-                self._lifecycle.confirm(declaration, result)
-            if declaration.total_num_scheduled_tokens:
-                coverage = run.coverage
-                coverage.steps_answered, coverage.last_answered_step = coverage.steps, step
-                if result.trace_id is not None or not result_agrees(declaration, result):
-                    self._judge_result(declaration, result)
-                if self.pool is not None:
-                    self.pool.confirm(declaration, result)
-                if declaration.spec_tokens:
-                    self._advances.returned(declaration, result)
+        try:
+            if declaration is not None and (declaration.total_num_scheduled_tokens or result.load_failed):
+                run.stream.put(
+                    "update_input",
+                    result,
+                    component="scheduler",
+                    boundary="update_input",
+                    step=step,
+                    trace_id=declaration.trace_id,
+                    approx_bytes=64 * len(result.request_ids),
+                )
+                if declaration.spec_tokens or result.load_failed:
+                    self._lifecycle.confirm(declaration, result)
+                if declaration.total_num_scheduled_tokens:
+                    coverage = run.coverage
+                    coverage.steps_answered, coverage.last_answered_step = coverage.steps, step
+                    if result.trace_id is not None or not result_agrees(declaration, result):
+                        self._judge_result(declaration, result)
+                    if self.pool is not None:
+                        self.pool.confirm(declaration, result)
+                    if declaration.spec_tokens:
+                        self._advances.returned(declaration, result)
+        except Exception:
+            self._lose_track()
+            raise
         if self._latched is not None or self._mailboxes or run.pending or self._posted:
             self._act_if_due(step)
         self._told_before = len(run.pending)
         if monotonic() >= run.coverage_due:
             run.cover("scheduler", "update_from_output")
+
+    def _lose_track(self) -> None:
+        """What a result said was not taken over to its end: what the steps to come must look like is not known."""
+        self._lifecycle.forgive()
+        self._advances = DeclaredAdvances()
+        if self.pool is not None and self.pool.lost is None:
+            self.pool.lost = UNSEEN_STEP
 
     def _judge_result(self, declaration: Declaration, result: StepResult) -> None:
         if result.trace_id == "":

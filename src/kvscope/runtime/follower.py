@@ -45,10 +45,10 @@ class PoolFollower:
     def advance(self, declaration: Declaration) -> None:
         """The declaration is bound."""
         if self.seen is not None:
-            legality = self._legality
+            legality, seen, self.seen = self._legality, self.seen, None  # after a fault nothing is known any more
             if legality.advance(declaration):
                 legality.end_finished()
-            self.doubtful = legality.doubtful
+            self.doubtful, self.seen = legality.doubtful, seen
         elif declaration.requests.scheduled:
             self._run.coverage.skipped["C2", LOST] += len(declaration.requests.scheduled)
 

@@ -75,7 +75,7 @@ class WorkerJudge(BesidePlans):
 
     def bind_topology(self, topology: Topology) -> None:
         """The pool is known, or known anew: nothing is bound yet."""
-        self._bindings = Bindings(topology)
+        self._bindings, self.awaits_operators = Bindings(topology), False
         self._pool = PoolFollower(self._run, topology, self._bindings) if "kv_guard_config" in self._run.parts else None
         self._context = (
             ContextWatch(self._run, topology, self._bindings, self._ranks) if topology.context_parallel else None
@@ -96,21 +96,26 @@ class WorkerJudge(BesidePlans):
         return self._bindings is not None and not self._in_step and not self._last_step
 
     def on_input(self, declaration: Declaration, received: StepRequests, drafts: Drafts | None = None) -> None:
+        if self._current is not None:
+            self._end_step("no_plan")  # nobody saw the launch of the step before
         self._in_step, bindings = True, self._bindings
         if bindings is None:
             return
         run, declared, pool, step = self._run, declaration.requests, self._pool, declaration.step
         previous = None if self._next_step is None or step == self._next_step else self._next_step - 1
         self._next_step = step + 1 if previous is None else max(step, previous) + 1
-        if pool is not None and (declaration.operations or declaration.operations_before != pool.seen):
-            pool.take(declaration)
-        bindings.apply(declared)
+        self._current = self._result_of = declaration
+        self.due_result, self._last_step = declaration.trace_id, step
+        self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
+        self.expects_no_plan = True  # until it is taken over: after a fault the step goes unjudged, and is counted
+        try:
+            if pool is not None and (declaration.operations or declaration.operations_before != pool.seen):
+                pool.take(declaration)
+        finally:
+            bindings.apply(declared)
         if pool is not None:
             pool.advance(declaration)
-        self._current = self._result_of = declaration
-        self.due_result = declaration.trace_id
-        self.expects_no_plan = self._accounted = is_empty = declaration.total_num_scheduled_tokens == 0
-        self._last_step = step
+        self.expects_no_plan = is_empty
         run.coverage.handovers += len(declared.scheduled)
         as_declared = drafts is None and (received is declared or received == declared)
         is_as_it_should_be = as_declared and previous is None
@@ -145,6 +150,8 @@ class WorkerJudge(BesidePlans):
 
     def _follow(self, received: StepRequests, cause: str) -> None:
         """A step that cannot be judged: the message itself is replayed, so that the steps after it can be."""
+        if self._current is not None:
+            self._end_step("no_plan")
         self._in_step = True
         self._current = self._result_of = self._next_step = self.due_result = None
         self.expects_no_plan = True
@@ -204,7 +211,7 @@ class WorkerJudge(BesidePlans):
 
     def on_plan(self, plan: Plan) -> None:
         declaration, bindings, run = self._current, self._bindings, self._run
-        if declaration is None or bindings is None:
+        if declaration is None or bindings is None or self.expects_no_plan:
             return
         if self._unjudged_cause is not None:
             self.on_plan_skipped(self._unjudged_cause)
@@ -350,14 +357,6 @@ class WorkerJudge(BesidePlans):
         self._leave()
         self._end_step("native_error")
         self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
-
-    def on_late_error(self, boundary: str, error_type: str) -> None:
-        """The host failed when somebody took the result of a step that had been launched long before."""
-        self._run.native_error(error_type, component="worker", boundary=boundary, after_step=self._last_step)
-
-    def on_shutdown(self) -> None:
-        if "engine" not in self._run.roles:
-            self._run.close()
 
     def _record(self, plan: AgreedPlan | PlanSnapshot, rows: int, tokens: int, tables_bytes: int = 0) -> None:
         coverage, groups = self._run.coverage, len(plan.groups)

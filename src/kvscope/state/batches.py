@@ -57,9 +57,10 @@ class BatchTable:
         key = needed.tobytes() + first_visible.tobytes()
         if key == self._key and rows is self._rows and self._version == self._bindings.version:
             return
-        self._key, self._rows, self._version = key, rows, self._bindings.version
+        self._rows = None  # until all is gathered
         self.needed, self.first_visible = needed, first_visible
         self._gather(rows)
+        self._key, self._rows, self._version = key, rows, self._bindings.version
 
     def long_enough(self, table_blocks: Int32) -> bool:
         """Whether every row of a plan counts at least as many blocks as are needed."""

@@ -55,8 +55,8 @@ class Bindings:
     ``went_on`` says that the step that was taken over last has exactly the requests of the one before, and
     ``is_steady`` that each of them goes on by one token from where that one left it, as a batch that decodes does. Who
     follows declarations then knows all about this one. ``ends`` are the tokens of its requests after it, in the order
-    of ``cached_ids`` (a list that does not change); after another step than ``went_on`` they mean nothing. ``applied``
-    counts the steps that were taken over.
+    of ``cached_ids`` (a list that does not change); after another step than ``went_on`` they mean nothing. ``ones`` is
+    not None after a step that ``went_on`` with one token for each. ``applied`` counts the steps that were taken over.
 
     ``doubtful`` says, where ``doubts`` were asked for, whether the rules about declarations have to look at the step
     that was taken over last. False means that nobody's blocks fall short, and that every new block lies in the pool, is
@@ -72,7 +72,7 @@ class Bindings:
         self.version = 0
         self.partial: set[str] = set()
         self._doubts = doubts
-        self._ones: dict[str, int] | None = None
+        self.ones: dict[str, int] | None = None
         self._room_tokens = 0
         self._room_version = -1
         self._live: dict[str, Table] = {}
@@ -168,7 +168,7 @@ class Bindings:
             if computed + scheduled.get(request_id, 0) > table.capacity_tokens:
                 doubtful = True
         self.doubtful = doubtful
-        self._ones, self._room_version = None, -1
+        self.ones, self._room_version = None, -1
         self._unsettled = requests
 
     def _go_on(self, requests: StepRequests) -> bool:
@@ -181,13 +181,13 @@ class Bindings:
             for request_id, delta in zip(ids, deltas, strict=True):
                 if delta is not None and self._append(live[request_id], delta):
                     doubtful = True
-        if requests.scheduled == self._ones and computed == self.ends:
+        if requests.scheduled == self.ones and computed == self.ends:
             self.is_steady = True
             self.ends = list(map(add, computed, repeat(1)))
             self._room_tokens -= 1
         else:
             scheduled = list(map(requests.scheduled.get, ids, repeat(0)))
-            self._ones = requests.scheduled if scheduled.count(1) == len(ids) == len(requests.scheduled) else None
+            self.ones = requests.scheduled if scheduled.count(1) == len(ids) == len(requests.scheduled) else None
             self.ends = list(map(add, computed, scheduled))
             self._room_version = -1
         if self._doubts:
@@ -364,6 +364,8 @@ class Bindings:
             for group_index, blocks in enumerate(table.blocks):
                 start, end = table.written[group_index], len(blocks)
                 self._lengths[group_index, row] = table.written[group_index] = end
+                if not start:  # what the row's request had before is nobody's to be found right
+                    self._tables[group_index][row] = 0
                 if start == end:
                     continue
                 self.ensure_width(group_index, end)

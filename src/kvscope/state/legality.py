@@ -113,10 +113,10 @@ class Legality:
             self._on_their_way.append((declaration.step, requests.scheduled))
         bindings = self._bindings
         if (
-            bindings.went_on
+            bindings.ones is not None
             and not has_others
             and not (declaration.copies or declaration.zero_blocks)
-            and self._progress.goes_on(declaration, bindings.ends if bindings.is_steady else None)
+            and self._progress.goes_on(declaration, bindings.ends)
         ):
             if examined:
                 self.hits.advance()

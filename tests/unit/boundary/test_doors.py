@@ -116,6 +116,14 @@ def test_a_launch_is_told_with_its_result_if_there_is_one() -> None:
     ]
 
 
+def test_a_launch_is_told_even_where_its_local_lengths_cannot_be_read() -> None:
+    """Else the worker would go on waiting for the plan of a step that is over."""
+    observer, wrapper = Told(due_result=None, reads_local_lengths=True), SimpleNamespace(worker=SimpleNamespace())
+    with pytest.raises(AttributeError):  # which the hook swallows and counts
+        worker.after_execute(observer, wrapper, (), {}, None)
+    assert observer.names == ["on_launched"]
+
+
 def test_what_was_sampled_is_told_if_there_is_something() -> None:
     observer = Told(due_result=None)
     worker.after_sample(observer, None, (), {}, None)
@@ -237,6 +245,15 @@ def test_a_result_is_told_beside_the_declaration_of_its_step(by_name: bool) -> N
     results.before_update(observer, None, args, kwargs)
     expected = StepResult(request_ids=("a",), sampled_tokens=(1,))
     assert observer.calls == [("on_update", (declaration, expected))]
+
+
+def test_a_result_is_told_even_where_what_it_says_of_transfers_cannot_be_read() -> None:
+    observer, scheduled = Told(), messages.scheduler_output()
+    output = SimpleNamespace(kv_connector_output=SimpleNamespace(finished_recving=["a", 3]))
+    setattr(scheduled, DECLARATION, declare(4))
+    with pytest.raises(AttributeError):  # which the hook swallows and counts
+        results.before_update(observer, None, (scheduled, output), {})
+    assert observer.names == ["on_update"]
 
 
 def test_a_result_of_a_step_that_was_not_observed_is_told_too() -> None:

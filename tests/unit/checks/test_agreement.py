@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from kvscope.checks.finding import Finding
 from kvscope.checks.judge import judge_batch, judge_plan
 from kvscope.checks.plan_view import StepView
 from kvscope.checks.rule import Part
-from kvscope.facts.plans import AgreedPlan, Plan, PlanSnapshot
+from kvscope.facts.plans import AgreedPlan, GroupPlan, Plan, PlanSnapshot
 from kvscope.facts.requests import Declaration, StepRequests
 from kvscope.facts.topology import SLIDING_WINDOW, Topology
 from kvscope.runtime.selection import judged_rows
@@ -399,6 +399,21 @@ def test_a_request_that_goes_back_or_is_bound_anew_is_gathered_anew() -> None:
         assert agreed_in(scene, declaration, plan) is not None
     old = scene.plan(declaration)
     declaration = scene.say(known=[("a", ([30, 31, 32, 33], [40, 41, 42, 43]), 60, 1), known[1]], resumed=["a"])
+    assert agreed_in(scene, declaration, old) is None
+    assert agreed_in(scene, declaration, scene.plan(declaration)) is not None
+
+
+def test_after_a_plan_that_our_code_failed_on_the_next_is_looked_at_from_the_start() -> None:
+    """The runner hands over once more what it should have handed over in the step that nobody saw to its end."""
+    scene, declaration = decoding()
+    assert agreed_in(scene, declaration, scene.plan(declaration)) is not None
+    declaration = scene.say(known=[("a", None, 41, 1), ("b", None, 41, 1)])
+    old, broken = scene.plan(declaration), scene.plan(declaration)
+    broken.groups[0] = cast("GroupPlan", None)
+    with pytest.raises(AttributeError):
+        agreed_in(scene, declaration, broken)
+    declaration = scene.say(known=[("a", None, 42, 1), ("b", None, 42, 1)])
+    assert scene.bindings.is_steady
     assert agreed_in(scene, declaration, old) is None
     assert agreed_in(scene, declaration, scene.plan(declaration)) is not None
 

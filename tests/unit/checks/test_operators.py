@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -159,6 +160,22 @@ def test_the_same_memory_is_compared_by_what_is_in_it() -> None:
         assert np.array_equal(kept.seq_lens, before.seq_lens)
         assert np.array_equal(kept.groups[0].slots, before.groups[0].slots)
         array.flat[0] -= 1
+
+
+def test_arguments_that_our_code_failed_on_are_looked_at_from_the_start() -> None:
+    layout = pool(group(0), group(1))
+    scene, declaration = decoding(layout)
+    plan = scene.plan(declaration)
+    arguments, handed = operators(plan), HandedPlan(layout)
+    assert handed.keep(plan)
+    part = arguments.groups[0].parts[0]
+    tables, part.tables = part.tables, cast("Any", None)
+    with pytest.raises(AttributeError):
+        handed.doubtful(arguments)
+    part.tables = tables
+    assert part.seq_lens is not None
+    part.seq_lens[0] += 1
+    assert handed.doubtful(arguments)
 
 
 def test_tables_may_grow_wider_while_a_batch_goes_on() -> None:

@@ -84,6 +84,13 @@ def test_blocks_that_are_cleared_without_a_word(tmp_path: Path) -> None:
     assert live.found() == [("handover_delta_mismatch", "b", 5, "not cleared", "cleared")]
 
 
+def test_what_was_done_without_a_word_does_not_count_for_a_later_step(tmp_path: Path) -> None:
+    live = Working(tmp_path)
+    live.work([7, 8], zero=(), copies=())
+    live.work([(1, 7)])
+    assert ("handover_delta_mismatch", "c", 8, "cleared", "not cleared") in live.found()
+
+
 def test_what_cannot_be_seen_is_not_missed(tmp_path: Path) -> None:
     for name in ("failed", "none"):
         hooks = Hooks()

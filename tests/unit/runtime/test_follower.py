@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope.runtime.follower import LOST, PoolFollower
+from kvscope.state.legality import Legality
 from unit.runtime.pools import PooledLive
 from unit.runtime.support import last_coverage
 
@@ -40,6 +41,27 @@ def test_a_request_that_goes_on_with_a_released_block_is_found_where_its_plan_is
     live.worker.on_plan(live.scene.plan(declaration))
     released = [(reason, step, at) for reason, step, at in live.found() if reason.endswith("after_release")]
     assert ("write_after_release", 2, block) in released
+
+
+def test_after_a_declaration_that_our_code_failed_on_nothing_is_said_of_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote was not taken over: the next step would begin behind that."""
+    live = PooledLive(tmp_path)
+    live.start()
+    live.begin()
+    declaration = live.end(known=[("a", None, 40, 1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Legality, "advance", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):  # which the hook swallows and counts
+            live.worker.on_input(declaration, declaration.requests.copy())
+    live.worker.on_launched()
+    assert follower(live).sides == (None, None)
+    live.begin()
+    live.carry_out(live.end(known=[("a", None, 41, 1)]))
+    assert not follower(live).doubtful
+    assert live.found() == []
+    assert last_coverage(live.run)["checks_skipped"]["C2"] == {LOST: 1}
 
 
 @pytest.mark.parametrize("change", ["one is missing", "nobody observes the pool"])

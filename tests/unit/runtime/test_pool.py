@@ -318,6 +318,26 @@ def test_after_a_fault_of_a_hook_nothing_is_said_of_the_pool_any_more(tmp_path: 
     assert last_coverage(live.run)["checks_skipped"]["A"] == {HOOK_FAULT: 1}
 
 
+def test_a_result_that_our_code_failed_on_is_not_taken_for_one_that_never_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = PooledLive(tmp_path)
+    live.begin()
+    blocks = live.get("a", 3)
+    first = live.end(new=[("a", (blocks,), 0, 40)])
+    live.carry_out(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.run.stream, "put", lambda *_, **__: 1 // 0)
+        with pytest.raises(ZeroDivisionError):  # which the hook swallows and counts
+            live.back(first)
+    live.begin()
+    live.cache("a", blocks[:2])
+    live.whole(known=[("a", None, 40, 1)])
+    live.idle(2)
+    assert live.found() == []
+    assert last_coverage(live.run)["checks_skipped"]["A"] == {UNSEEN_STEP: 3}
+
+
 def test_faults_of_an_engine_before_this_one_are_not_its_own(tmp_path: Path) -> None:
     live = PooledLive(tmp_path)
     live.start()

@@ -20,6 +20,7 @@ from kvscope.facts.plans import AgreedPlan, DummyRun, GroupPlan, Plan, PlanSnaps
 from kvscope.facts.requests import Declaration, Drafts, StepRequests, StepResult
 from kvscope.facts.topology import Ranks
 from kvscope.runtime.checks_counted import checks_run
+from kvscope.runtime.follower import PoolFollower
 from kvscope.runtime.worker import WorkerJudge
 from unit.checks.changes import CHANGES
 from unit.checks.scenes import ONE_GROUP, declare, decoding
@@ -319,6 +320,26 @@ def test_a_plan_that_our_rules_failed_on_is_counted(tmp_path: Path) -> None:
         live.worker.on_plan(plan)
     live.worker.on_launched()
     assert accounted(live) == {"no_plan": 1}
+
+
+@pytest.mark.parametrize("fails", ["take", "advance"])
+def test_a_message_that_our_code_failed_on_is_replayed_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    live = Live(tmp_path)
+    live.warm()
+    declaration = live.declare(known=[("a", ([9],), 48, 1), ("b", None, 40, 1)])
+    declaration.operations_before = 3
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolFollower, fails, lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):  # which the hook swallows and counts
+            live.worker.on_input(declaration, declaration.requests)
+    assert live.worker.expects_no_plan
+    live.worker.on_plan(live.scene.plan(declaration))
+    live.worker.on_launched()
+    live.step(known=[("a", None, 49, 1)])
+    assert accounted(live) == {"no_plan": 2}
+    assert reasons(live) == []
 
 
 def test_a_step_that_the_schedulers_hook_missed_is_followed_and_counted(tmp_path: Path) -> None:

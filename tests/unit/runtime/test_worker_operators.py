@@ -138,6 +138,37 @@ def test_a_forward_that_failed_before_its_arguments_were_seen_is_counted_once(tm
     assert unseen(engine) == {"no_operator_arguments": 1}
 
 
+def test_a_forward_whose_end_nobody_saw_is_over_with_the_next_message(tmp_path: Path) -> None:
+    """Else the next one would be held against its plan, if no other came."""
+    engine = live(tmp_path)
+    for computed in (0, 40):
+        said: dict[str, Any] = {"known": [("a", None, 40, 1)]} if computed else {"new": [("a", ([1, 2, 3],), 0, 40)]}
+        declaration = engine.declare(**said)
+        engine.worker.on_input(declaration, declaration.requests)
+        assert not engine.worker.awaits_operators
+        plan = engine.scene.plan(declaration)
+        if not computed:
+            engine.worker.on_plan(plan)
+            assert engine.worker.awaits_operators
+    engine.worker.on_operators(operators(plan))
+    engine.worker.on_launched()
+    assert of_event(engine.run, "kv.violation") == []
+    assert unseen(engine) == {"no_operator_arguments": 1}
+
+
+def test_when_the_cache_is_laid_out_anew_no_forward_is_waited_for_any_more(tmp_path: Path) -> None:
+    engine = live(tmp_path)
+    declaration = engine.declare(new=[("a", ([1, 2, 3],), 0, 40)])
+    engine.worker.on_input(declaration, declaration.requests)
+    plan = engine.scene.plan(declaration)
+    engine.worker.on_plan(plan)
+    engine.worker.bind_topology(engine.scene.topology)
+    assert not engine.worker.awaits_operators
+    engine.worker.on_operators(operators(plan))
+    engine.worker.on_launched()
+    assert unseen(engine) == {}
+
+
 def test_groups_whose_metadata_is_not_known_are_counted_by_cause(tmp_path: Path) -> None:
     engine = live(tmp_path, topology=pool(group(0), group(1)))
 

@@ -76,6 +76,17 @@ def test_a_batch_is_kept_while_nothing_about_it_changes() -> None:
     assert table.declared[table.visible].tolist() == [1, 2, 3]
 
 
+def test_a_batch_that_could_not_be_gathered_is_gathered_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings, table = one_request([1, 2], 0, 20)
+    bindings.apply(declare(2, known=[("r", ([3],), 20, 20)]).requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bindings, "ensure_width", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            refreshed(bindings, table, ["r"])
+    refreshed(bindings, table, ["r"])
+    assert table.declared[table.visible].tolist() == [1, 2, 3]
+
+
 def test_tables_that_are_too_narrow_are_not_the_declared_ones() -> None:
     _, table = one_request([1, 2], 0, 20)
     assert not table.equals_declared(np.array([[1]], np.int32))

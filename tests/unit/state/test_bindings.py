@@ -261,6 +261,21 @@ def test_a_request_that_resumes_without_having_been_named_preempted_is_bound_ane
     assert again.tolist() == rows.tolist()
 
 
+def test_behind_a_table_stands_nothing_of_what_its_row_had_before() -> None:
+    """A rule that looks behind a table that falls short must not find an older one there, and agree with it."""
+    bindings = Bindings(topology(2))
+    bindings.apply(new("r", [1, 2, 3], [4]))
+    (row,) = bindings.rows_of(["r"]).tolist()
+    assert bindings.tables[0][row, :4].tolist() == [1, 2, 3, 0]
+    bindings.apply(known("r", ([5], []), resumed=True))
+    assert [table[row, :4].tolist() for table in bindings.tables] == [[5, 0, 0, 0], [0, 0, 0, 0]]
+    bindings.apply(requests(finished={"r"}))
+    bindings.apply(new("s", [6], [7]))
+    assert bindings.rows_of(["s"]).tolist() == [row]
+    bindings.apply(known("s", ([8], [9])))
+    assert [table[row, :4].tolist() for table in bindings.tables] == [[6, 8, 0, 0], [7, 9, 0, 0]]
+
+
 def test_a_request_from_before_the_first_declaration_is_partial_until_it_is_bound() -> None:
     bindings = Bindings(topology(2))
     bindings.apply(known("r", None, computed=80))

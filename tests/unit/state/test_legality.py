@@ -265,6 +265,18 @@ def test_a_request_that_goes_on_behind_what_it_has_written_is_noted() -> None:
     story.fine()
 
 
+def test_a_batch_that_goes_on_with_one_token_for_each_in_the_sum_alone_is_followed_row_by_row() -> None:
+    """Two for one, none for the other: as many as there are requests."""
+    story = Story()
+    story.get("a", [1])
+    story.get("b", [3])
+    story.whole(new=[("a", ([1],), 0, 8), ("b", ([3],), 0, 8)])
+    story.whole(known=[("a", None, 8, 1), ("b", None, 8, 1)])
+    story.whole(known=[("a", None, 9, 2), ("b", None, 9, 0)])
+    story.declare(known=[("a", None, 11, 1), ("b", None, 10, 1)])
+    assert story.legality.gaps == [unwritten("b", 0, 3, 10, 9)]
+
+
 def test_a_gap_over_the_end_of_a_block_is_noted_where_it_begins() -> None:
     story = running(tokens=20)
     story.get("a", [3], 2)

@@ -107,6 +107,8 @@ def test_a_steady_step_is_the_one_before_with_one_token_more_for_each(data: st.D
             assert is_one_further(before, declaration)
         if had_gone_on and is_one_further(before, declaration):
             assert bindings.is_steady
+        has_one_each = set(declaration.requests.scheduled.values()) <= {1}
+        assert (bindings.ones is not None) is (bindings.went_on and has_one_each)
         if bindings.went_on:
             assert bindings.ends == [decoding.ends[name] for name in declaration.requests.cached_ids]
         before = declaration
