@@ -183,9 +183,8 @@ class WorkerJudge(BesidePlans):
                 self._run.coverage.skipped["C1", "no_operator_arguments"] += self._handed.rows
 
     def on_launched(self) -> None:
-        current, in_step, self._in_step = self._current, self._in_step, False
-        if not in_step:
-            self._next_step = None
+        current = self._current
+        self._leave()
         if self._accounted:
             self._current, self.expects_no_plan = None, True
             if self._operators_seen:
