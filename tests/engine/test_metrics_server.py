@@ -190,7 +190,7 @@ def test_the_drill_ends_with_a_new_run_from_zero_and_the_alert_clears(
             assert prometheus.total(found) == 0
             until(lambda: not prometheus.firing("KvscopeViolation"), "the alert does not clear", deadline_s=60)
             assert prometheus.total("up") == 1
-            assert not prometheus.firing("KvscopeEngineGone")
+            until(lambda: not prometheus.firing("KvscopeEngineGone"), "it is said to be gone", deadline_s=60)
         kept = {family.name: family.samples for family in collect_run(folder)}
         assert sum(sample.value for sample in kept[found]) == 1
         assert again != folder
